@@ -1,0 +1,112 @@
+"""Collects buffers and tasks while a lowering walks through its schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from weft.plan.tasks import (
+    AnyTask,
+    Buffer,
+    BufferKind,
+    Copy,
+    Matmul,
+    Permute,
+    Plan,
+    Plannable,
+    Region,
+)
+from weft.schedule import Engine, Schedule
+
+
+class Builder:
+    """Numbers tasks as they come; empty regions make no task, so that any size lowers alike."""
+
+    def __init__(self, operation: Plannable, schedule: Schedule) -> None:
+        self.operation = operation
+        self.schedule = schedule
+        self.buffers: list[Buffer] = []
+        self.tasks: list[AnyTask] = []
+
+    def add_buffer(
+        self,
+        name: str,
+        rank: int,
+        rows: int,
+        columns: int,
+        kind: BufferKind,
+        dtype: str | None = None,
+    ) -> Buffer:
+        buffer = Buffer(name, rank, rows, columns, kind, dtype or self.operation.dtype)
+        self.buffers.append(buffer)
+        return buffer
+
+    def copy(
+        self,
+        rank: int,
+        source: Region,
+        target: Region,
+        *,
+        peer: int,
+        after: Iterable[int | None] = (),
+        label: str,
+    ) -> int | None:
+        if source.num_elements == 0:
+            return None
+        # Direct moves nothing for the GEMM; what is asked for as a copy goes over an engine.
+        engine: Engine = "dma" if self.schedule.engine == "direct" else self.schedule.engine
+        return self._add(Copy(self._id, rank, _ids(after), label, source, target, engine, peer))
+
+    def matmul(
+        self,
+        rank: int,
+        a: Region,
+        b: Region,
+        c: Region,
+        *,
+        accumulate: bool = False,
+        merge: int | None = None,
+        after: Iterable[int | None] = (),
+        label: str,
+    ) -> int | None:
+        if c.num_elements == 0:
+            return None
+        return self._add(Matmul(self._id, rank, _ids(after), label, a, b, c, accumulate, merge))
+
+    def permute(
+        self,
+        rank: int,
+        moves: Iterable[tuple[Region, Region]],
+        *,
+        after: Iterable[int | None] = (),
+        label: str,
+    ) -> int | None:
+        kept = [move for move in moves if move[0].num_elements]
+        if not kept:
+            return None
+        sources, targets = zip(*kept, strict=True)
+        return self._add(Permute(self._id, rank, _ids(after), label, sources, targets))
+
+    def plan(self) -> Plan:
+        workspace = [0] * self.operation.world
+        for buffer in self.buffers:
+            if buffer.kind == "workspace":
+                workspace[buffer.rank] += buffer.num_bytes
+        return Plan(
+            self.operation,
+            self.schedule,
+            tuple(self.buffers),
+            tuple(self.tasks),
+            tuple(workspace),
+        )
+
+    @property
+    def _id(self) -> int:
+        return len(self.tasks)
+
+    def _add(self, task: AnyTask) -> int:
+        self.tasks.append(task)
+        return task.id
+
+
+def _ids(after: Iterable[int | None]) -> tuple[int, ...]:
+    return tuple(sorted({task for task in after if task is not None}))

@@ -1,0 +1,227 @@
+"""The tasks of a plan over named buffer regions: pure data, no torch, no processes.
+
+A task runs on one lane of one rank. Lanes are queues: a rank's compute lane and each of its engine
+lanes run their tasks in the order of the plan. Tasks on different lanes are ordered only by `after`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, ClassVar, Literal, Protocol
+
+from weft.operation import ITEM_BYTES, Operation
+from weft.schedule import Engine, Schedule
+from weft.timeline import COMPUTE
+
+BufferKind = Literal["input", "output", "workspace"]
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A matrix in the memory of one rank. Inputs are there before the plan starts."""
+
+    name: str
+    rank: int
+    rows: int
+    columns: int
+    kind: BufferKind
+    dtype: str
+
+    @property
+    def num_bytes(self) -> int:
+        return self.rows * self.columns * ITEM_BYTES[self.dtype]
+
+    def all(self) -> Region:
+        return Region(self.rank, self.name, 0, self.rows, 0, self.columns)
+
+    def rows_of(self, row: int, rows: int) -> Region:
+        return Region(self.rank, self.name, row, rows, 0, self.columns)
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A rectangle of a buffer."""
+
+    rank: int
+    buffer: str
+    row: int
+    rows: int
+    column: int
+    columns: int
+
+    @property
+    def num_elements(self) -> int:
+        return self.rows * self.columns
+
+    @property
+    def key(self) -> tuple[int, str]:
+        return (self.rank, self.buffer)
+
+    def __str__(self) -> str:
+        rows = f"{self.row}:{self.row + self.rows}"
+        columns = f"{self.column}:{self.column + self.columns}"
+        return f"{self.buffer}@{self.rank}[{rows}, {columns}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What all tasks have. `after` lists the ids of tasks that must have ended first."""
+
+    id: int
+    rank: int
+    after: tuple[int, ...]
+    label: str
+
+    kind: ClassVar[str] = "task"
+
+    @property
+    def lane(self) -> str:
+        return COMPUTE
+
+    def reads(self) -> tuple[Region, ...]:
+        raise NotImplementedError
+
+    def writes(self) -> tuple[Region, ...]:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class Copy(Task):
+    """Moves a region on the engine lane of a peer; source and target have the same shape."""
+
+    source: Region
+    target: Region
+    engine: Engine
+    peer: int
+
+    kind: ClassVar[str] = "copy"
+
+    @property
+    def lane(self) -> str:
+        return f"engine {self.peer}"
+
+    def reads(self) -> tuple[Region, ...]:
+        return (self.source,)
+
+    def writes(self) -> tuple[Region, ...]:
+        return (self.target,)
+
+
+@dataclass(frozen=True, slots=True)
+class Matmul(Task):
+    """c = a @ b, or c += a @ b. Of tasks with the same `merge`, the executor may run adjacent ones
+    that are ready as one GEMM, in any order (the adaptive policy); None fixes task and order."""
+
+    a: Region
+    b: Region
+    c: Region
+    accumulate: bool = False
+    merge: int | None = None
+
+    kind: ClassVar[str] = "matmul"
+
+    def reads(self) -> tuple[Region, ...]:
+        return (self.a, self.b, self.c) if self.accumulate else (self.a, self.b)
+
+    def writes(self) -> tuple[Region, ...]:
+        return (self.c,)
+
+
+@dataclass(frozen=True, slots=True)
+class Permute(Task):
+    """Moves regions within the rank on its compute lane: gather, scatter or change of dtype."""
+
+    sources: tuple[Region, ...]
+    targets: tuple[Region, ...]
+
+    kind: ClassVar[str] = "permute"
+
+    def reads(self) -> tuple[Region, ...]:
+        return self.sources
+
+    def writes(self) -> tuple[Region, ...]:
+        return self.targets
+
+
+AnyTask = Copy | Matmul | Permute
+
+
+class Plannable(Operation, Protocol):
+    """An operation that lowers itself, and knows what its outputs must hold."""
+
+    def lower(self, schedule: Schedule) -> Plan:
+        """The plan of all ranks; the same object for the same schedule."""
+        ...
+
+    def check(self, plan: Plan, contents: Any) -> None:
+        """Raises `InvalidPlan` unless the traced contents are what the operation asks for."""
+        ...
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The tasks of every rank. The executor and the simulator read this, and nothing else.
+
+    `workspace` is the promise, per rank, of how many bytes the plan needs beyond its inputs and
+    outputs; `verify` holds it to that.
+    """
+
+    operation: Plannable
+    schedule: Schedule
+    buffers: tuple[Buffer, ...]
+    tasks: tuple[AnyTask, ...]
+    workspace: tuple[int, ...] = field(default=())
+
+    @cached_property
+    def buffer(self) -> dict[tuple[int, str], Buffer]:
+        """Buffers by (rank, name)."""
+        return {(b.rank, b.name): b for b in self.buffers}
+
+    @cached_property
+    def lanes(self) -> dict[tuple[int, str], tuple[AnyTask, ...]]:
+        """The queue of every (rank, lane), in order."""
+        lanes: dict[tuple[int, str], list[AnyTask]] = {}
+        for task in self.tasks:
+            lanes.setdefault((task.rank, task.lane), []).append(task)
+        return {key: tuple(queue) for key, queue in lanes.items()}
+
+    @cached_property
+    def remote_inputs(self) -> frozenset[tuple[int, str]]:
+        """Buffers that a rank other than their own touches: these must be in symmetric memory."""
+        return frozenset(
+            region.key
+            for task in self.tasks
+            for region in (*task.reads(), *task.writes())
+            if region.rank != task.rank
+        )
+
+    @cached_property
+    def signals(self) -> dict[int, frozenset[tuple[int, str]]]:
+        """Derived, never written by hand: for each task whose end another lane waits for, the
+        (rank, lane) pairs that wait."""
+        waiting: dict[int, set[tuple[int, str]]] = {}
+        for task in self.tasks:
+            for before in task.after:
+                source = self.tasks[before]
+                if (source.rank, source.lane) != (task.rank, task.lane):
+                    waiting.setdefault(before, set()).add((task.rank, task.lane))
+        return {task: frozenset(lanes) for task, lanes in waiting.items()}
+
+    def num_bytes(self, region: Region) -> int:
+        return region.num_elements * ITEM_BYTES[self.buffer[region.key].dtype]
+
+    def bytes_by_engine(self, rank: int) -> dict[str, int]:
+        """Bytes that cross a link for the rank, by who moves them."""
+        moved: dict[str, int] = {}
+        for task in self.tasks:
+            if task.rank != rank:
+                continue
+            if isinstance(task, Copy):
+                if task.source.rank != task.target.rank:
+                    moved[task.engine] = moved.get(task.engine, 0) + self.num_bytes(task.source)
+            else:
+                remote = sum(self.num_bytes(r) for r in task.reads() if r.rank != rank)
+                if remote:
+                    moved["direct"] = moved.get("direct", 0) + remote
+        return moved

@@ -1,0 +1,197 @@
+"""What every buffer holds when a plan has run, found without running it.
+
+Each buffer is a list of pieces. A piece holds either a rectangle of some input (moved there by
+copies and permutes) or a product: rows of one input times columns of another over a stretch of k.
+Accumulating adds pieces on top of others; writing replaces what was there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from weft.errors import InvalidPlan
+from weft.plan.tasks import AnyTask, Matmul, Plan, Region
+
+Key = tuple[int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """A rectangle of an input that starts at (row, column) there."""
+
+    buffer: Key
+    row: int
+    column: int
+
+    def moved(self, rows: int, columns: int) -> Data:
+        return Data(self.buffer, self.row + rows, self.column + columns)
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """Rows of a from `row` on times columns of b from `column` on, over `size` of k from `k` on."""
+
+    a: Key
+    b: Key
+    row: int
+    column: int
+    k: int
+    size: int
+
+    def moved(self, rows: int, columns: int) -> Product:
+        return replace(self, row=self.row + rows, column=self.column + columns)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A rectangle of a buffer and what it holds."""
+
+    row: int
+    rows: int
+    column: int
+    columns: int
+    value: Data | Product
+
+    def cut(self, row: int, rows: int, column: int, columns: int) -> Piece | None:
+        """The part of this piece inside a rectangle."""
+        top, left = max(self.row, row), max(self.column, column)
+        height = min(self.row + self.rows, row + rows) - top
+        width = min(self.column + self.columns, column + columns) - left
+        if height <= 0 or width <= 0:
+            return None
+        value = self.value.moved(top - self.row, left - self.column)
+        return Piece(top, height, left, width, value)
+
+    def without(self, r: Region) -> list[Piece]:
+        """What is left of this piece outside a region, as up to four rectangles."""
+        if self.cut(r.row, r.rows, r.column, r.columns) is None:
+            return [self]
+        bottom, right = r.row + r.rows, r.column + r.columns
+        middle = max(self.row, r.row)
+        height = min(self.row + self.rows, bottom) - middle
+        around = [
+            (self.row, r.row - self.row, self.column, self.columns),
+            (bottom, self.row + self.rows - bottom, self.column, self.columns),
+            (middle, height, self.column, r.column - self.column),
+            (middle, height, right, self.column + self.columns - right),
+        ]
+        return [part for box in around if (part := self.cut(*box)) is not None]
+
+
+class Contents:
+    """The pieces of every buffer while a plan is traced."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._pieces: dict[Key, list[Piece]] = {}
+        for buffer in plan.buffers:
+            key = (buffer.rank, buffer.name)
+            whole = Piece(0, buffer.rows, 0, buffer.columns, Data(key, 0, 0))
+            filled = buffer.kind == "input" and buffer.rows * buffer.columns > 0
+            self._pieces[key] = [whole] if filled else []
+
+    def of(self, rank: int, buffer: str) -> list[Piece]:
+        return self._pieces[(rank, buffer)]
+
+    def read(self, region: Region) -> list[Piece]:
+        box = (region.row, region.rows, region.column, region.columns)
+        found = (piece.cut(*box) for piece in self._pieces[region.key])
+        return [piece for piece in found if piece is not None]
+
+    def read_inputs(self, region: Region, task: AnyTask) -> list[Piece]:
+        """The input rectangles that fill a region; refuses a region that is not filled yet."""
+        pieces = self.read(region)
+        missing = region.num_elements - sum(p.rows * p.columns for p in pieces)
+        if missing > 0:
+            raise InvalidPlan(
+                f"missing chunk: {task.label!r} of rank {task.rank} reads {region}, "
+                f"but nothing has written {missing} elements of it"
+            )
+        return pieces
+
+    def write(self, region: Region, pieces: Sequence[Piece], accumulate: bool = False) -> None:
+        kept = self._pieces[region.key]
+        if not accumulate:
+            kept = [part for piece in kept for part in piece.without(region)]
+        self._pieces[region.key] = [*kept, *pieces]
+
+
+def trace(plan: Plan, order: list[int]) -> Contents:
+    """The contents of all buffers after the tasks ran in the given order."""
+    contents = Contents(plan)
+    for task in (plan.tasks[index] for index in order):
+        if isinstance(task, Matmul):
+            _multiply(contents, task)
+            continue
+        pairs = list(zip(task.reads(), task.writes(), strict=True))
+        moved = [(target, _moved(contents, task, source, target)) for source, target in pairs]
+        for target, pieces in moved:
+            contents.write(target, pieces)
+    return contents
+
+
+def _moved(contents: Contents, task: AnyTask, source: Region, target: Region) -> list[Piece]:
+    down, right = target.row - source.row, target.column - source.column
+    pieces = contents.read_inputs(source, task)
+    return [replace(p, row=p.row + down, column=p.column + right) for p in pieces]
+
+
+def _multiply(contents: Contents, task: Matmul) -> None:
+    c = task.c
+    if task.accumulate:
+        contents.read_inputs(c, task)
+    products: list[Piece] = []
+    if task.a.columns == 0:
+        value = Product(task.a.key, task.b.key, task.a.row, task.b.column, 0, 0)
+        products.append(Piece(c.row, c.rows, c.column, c.columns, value))
+    else:
+        for a in contents.read_inputs(task.a, task):
+            for b in contents.read_inputs(task.b, task):
+                products.append(_term(task, a, b))
+    contents.write(c, products, task.accumulate)
+
+
+def _term(task: Matmul, a: Piece, b: Piece) -> Piece:
+    """The product of one rectangle of a with one of b, which must meet over the same k."""
+    if isinstance(a.value, Product) or isinstance(b.value, Product):
+        raise InvalidPlan(f"{task.label!r} of rank {task.rank} multiplies a result, not an input")
+    same_k = a.column - task.a.column == b.row - task.b.row and a.columns == b.rows
+    if not same_k or a.value.column != b.value.row:
+        raise InvalidPlan(
+            f"{task.label!r} of rank {task.rank} multiplies columns {a.value.column} on of its left "
+            f"input with rows {b.value.row} on of its right input"
+        )
+    value = Product(
+        a.value.buffer, b.value.buffer, a.value.row, b.value.column, a.value.column, a.columns
+    )
+    row = task.c.row + a.row - task.a.row
+    column = task.c.column + b.column - task.b.column
+    return Piece(row, a.rows, column, b.columns, value)
+
+
+def covers_once(
+    boxes: Sequence[tuple[int, int, int, int, int, int]], size: tuple[int, int, int], what: str
+) -> None:
+    """That boxes of (start, length) in three directions fill a box of that size exactly once."""
+    if 0 in size:
+        return
+    starts = [
+        sorted({0, size[d], *(b[2 * d] for b in boxes), *(b[2 * d] + b[2 * d + 1] for b in boxes)})
+        for d in range(3)
+    ]
+    index = [{value: i for i, value in enumerate(values)} for values in starts]
+    count = np.zeros([len(values) - 1 for values in starts], dtype=np.int32)
+    for box in boxes:
+        ends = [
+            slice(index[d][box[2 * d]], index[d][box[2 * d] + box[2 * d + 1]]) for d in range(3)
+        ]
+        count[ends[0], ends[1], ends[2]] += 1
+    if (count == 1).all():
+        return
+    at = np.argwhere(count != 1)[0]
+    row, column, k = (starts[d][int(at[d])] for d in range(3))
+    times = int(count[tuple(at)])
+    kind = "missing chunk" if times == 0 else "double write"
+    raise InvalidPlan(f"{kind}: element [{row}, {column}] of {what} gets term {k} {times} times")

@@ -1,0 +1,148 @@
+"""Proves a plan right for all ranks together, before anything runs.
+
+- no cycle: dependencies and lane queues together can always go on (no deadlock);
+- no race: no region is written while another task may read or write it;
+- every output element is made exactly once, from the right inputs;
+- every remote byte that is needed is moved exactly once;
+- workspace is what was promised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.errors import InvalidPlan
+from weft.plan.order import ancestors, predecessors, topological
+from weft.plan.tasks import AnyTask, Copy, Matmul, Permute, Plan, Region
+from weft.plan.trace import trace
+
+
+def verify(plan: Plan) -> None:
+    """Returns if the plan is right; raises `InvalidPlan` with the reason if it is not."""
+    _check_shapes(plan)
+    _check_workspace(plan)
+    before = predecessors(plan)
+    order = topological(plan, before)
+    _check_races(plan, ancestors(order, before))
+    _check_moves(plan)
+    plan.operation.check(plan, trace(plan, order))
+
+
+def _check_shapes(plan: Plan) -> None:
+    for number, task in enumerate(plan.tasks):
+        if task.id != number or any(not 0 <= other < len(plan.tasks) for other in task.after):
+            raise InvalidPlan(
+                f"{task.label!r} has a wrong id, or waits for a task that is not there"
+            )
+        for region in (*task.reads(), *task.writes()):
+            buffer = plan.buffer.get(region.key)
+            if buffer is None:
+                raise InvalidPlan(
+                    f"{task.label!r} of rank {task.rank} uses {region}: no such buffer"
+                )
+            inside = (
+                0 <= region.row <= region.row + region.rows <= buffer.rows
+                and 0 <= region.column <= region.column + region.columns <= buffer.columns
+            )
+            if not inside:
+                raise InvalidPlan(
+                    f"{task.label!r} of rank {task.rank} uses {region}: out of bounds"
+                )
+        for region in task.writes():
+            if plan.buffer[region.key].kind == "input":
+                raise InvalidPlan(f"{task.label!r} of rank {task.rank} writes the input {region}")
+        if not _fits(task):
+            raise InvalidPlan(f"{task.label!r} of rank {task.rank} has regions of unequal shape")
+
+
+def _fits(task: AnyTask) -> bool:
+    if isinstance(task, Matmul):
+        a, b, c = task.a, task.b, task.c
+        return a.columns == b.rows and a.rows == c.rows and b.columns == c.columns
+    pairs = zip(task.reads(), task.writes(), strict=True)
+    return all((s.rows, s.columns) == (t.rows, t.columns) for s, t in pairs)
+
+
+def _check_workspace(plan: Plan) -> None:
+    needed = [0] * plan.operation.world
+    for buffer in plan.buffers:
+        if buffer.kind == "workspace":
+            needed[buffer.rank] += buffer.num_bytes
+    for rank, (promised, bytes_needed) in enumerate(zip(plan.workspace, needed, strict=True)):
+        if promised != bytes_needed:
+            raise InvalidPlan(
+                f"workspace: rank {rank} needs {bytes_needed} bytes, the plan promised {promised}"
+            )
+
+
+def _check_races(plan: Plan, masks: Sequence[int]) -> None:
+    writes: dict[tuple[int, str], list[tuple[int, Region]]] = {}
+    reads: dict[tuple[int, str], list[tuple[int, Region]]] = {}
+    for task in plan.tasks:
+        for region in task.writes():
+            writes.setdefault(region.key, []).append((task.id, region))
+        for region in task.reads():
+            reads.setdefault(region.key, []).append((task.id, region))
+    for key, written in writes.items():
+        others = [*written, *reads.get(key, [])]
+        for i, j in _overlaps([r for _, r in written], [r for _, r in others]):
+            first, second = written[i][0], others[j][0]
+            if first == second or masks[second] >> first & 1 or masks[first] >> second & 1:
+                continue
+            one, two = plan.tasks[first], plan.tasks[second]
+            raise InvalidPlan(
+                f"race: {one.label!r} of rank {one.rank} writes {written[i][1]} while "
+                f"{two.label!r} of rank {two.rank} may use it"
+            )
+        _check_repeats(plan, key, written)
+
+
+def _check_repeats(plan: Plan, key: tuple[int, str], written: list[tuple[int, Region]]) -> None:
+    """An output is written once, and after that only added to."""
+    if plan.buffer[key].kind != "output":
+        return
+    whole = [(t, r) for t, r in written if not _accumulates(plan.tasks[t])]
+    for i, j in _overlaps([r for _, r in whole], [r for _, r in whole]):
+        if i < j:
+            one, two = plan.tasks[whole[i][0]], plan.tasks[whole[j][0]]
+            raise InvalidPlan(
+                f"double write: {one.label!r} and {two.label!r} of rank {two.rank} both write "
+                f"{whole[j][1]}"
+            )
+
+
+def _accumulates(task: AnyTask) -> bool:
+    return isinstance(task, Matmul) and task.accumulate
+
+
+def _check_moves(plan: Plan) -> None:
+    """No rank pulls the same remote element twice."""
+    moved: dict[tuple[int, int, str], list[Region]] = {}
+    for task in plan.tasks:
+        if isinstance(task, Permute) and any(r.rank != task.rank for r in task.reads()):
+            raise InvalidPlan(f"{task.label!r} of rank {task.rank} permutes another rank's memory")
+        if isinstance(task, Copy) and task.source.rank != task.target.rank:
+            moved.setdefault((task.target.rank, *task.source.key), []).append(task.source)
+    for (rank, source, buffer), regions in moved.items():
+        for i, j in _overlaps(regions, regions):
+            if i < j:
+                raise InvalidPlan(
+                    f"double move: rank {rank} moves {regions[j]} twice from {buffer}@{source}"
+                )
+
+
+def _overlaps(left: Sequence[Region], right: Sequence[Region]) -> npt.NDArray[np.intp]:
+    """Pairs (i, j) of regions that share an element."""
+    a, b = _boxes(left), _boxes(right)
+    rows = (a[:, None, 0] < b[None, :, 1]) & (b[None, :, 0] < a[:, None, 1])
+    columns = (a[:, None, 2] < b[None, :, 3]) & (b[None, :, 2] < a[:, None, 3])
+    return np.argwhere(rows & columns)
+
+
+def _boxes(regions: Sequence[Region]) -> npt.NDArray[np.int64]:
+    return np.array(
+        [(r.row, r.row + r.rows, r.column, r.column + r.columns) for r in regions], dtype=np.int64
+    ).reshape(-1, 4)

@@ -1,0 +1,191 @@
+"""How communication is cut and woven into compute: a point of the design space, as a value.
+
+    axis      values                                  meaning
+    depth     0 serial, 1 shard, d chunks per shard   how fine communication is cut
+    pattern   peer, all                               one peer at a time, or all links at once
+    cut       rows (1d), columns (2d)                 what a chunk is
+    start     uniform, local (hetero)                 whether local data waits for step 0
+    fusion    fused, unfused, adaptive                GEMM per step, per chunk, or over what arrived
+    engine    dma, cores, direct                      who moves the bytes
+
+A schedule prints as a name and parses back from it: `NAME[:DEPTH][@ENGINE]`, with NAME one of
+`serial`, `shard-p2p`, `adaptive`, or `{uniform|hetero}-{fused|unfused|adaptive}-{1d|2d}[-p2p]`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Literal, Protocol
+
+from weft.errors import Unsupported, nearest
+
+Pattern = Literal["peer", "all"]
+Cut = Literal["rows", "columns"]
+Start = Literal["uniform", "local"]
+Fusion = Literal["fused", "unfused", "adaptive"]
+Engine = Literal["dma", "cores", "direct"]
+
+ENGINES: tuple[Engine, ...] = ("dma", "cores", "direct")
+MAX_DEPTH = 4096
+
+_STARTS: dict[str, Start] = {"uniform": "uniform", "hetero": "local"}
+_CUTS: dict[str, Cut] = {"1d": "rows", "2d": "columns"}
+_FUSIONS: dict[str, Fusion] = {"fused": "fused", "unfused": "unfused", "adaptive": "adaptive"}
+_PATTERNS: dict[str, Pattern] = {"": "all", "-p2p": "peer"}
+_GRAMMAR = re.compile(r"(?P<name>[a-z0-9-]+)(?::(?P<depth>\d+))?(?:@(?P<engine>[a-z0-9]+))?")
+
+
+class Sized(Protocol):
+    """All that a schedule asks of an operation."""
+
+    @property
+    def world(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A point of the design space. `depth` None means the default of the operation's lowering."""
+
+    depth: int | None = None
+    pattern: Pattern = "all"
+    cut: Cut = "rows"
+    start: Start = "local"
+    fusion: Fusion = "fused"
+    engine: Engine = "dma"
+
+    @property
+    def serial(self) -> bool:
+        """Whether nothing overlaps: communicate everything, then compute."""
+        return self.depth == 0
+
+    @property
+    def base(self) -> str:
+        """The name without depth and engine."""
+        return _BASE_OF.get(self._key(), self._long_name())
+
+    @property
+    def name(self) -> str:
+        """The full name; `Schedule.parse` gives the same schedule back."""
+        default = _NAMED[self.base].depth if self.base in _NAMED else None
+        depth = "" if self.depth == default else f":{self.depth}"
+        return f"{self.base}{depth}@{self.engine}"
+
+    def __str__(self) -> str:
+        return self.name
+
+    def with_engine(self, engine: Engine) -> Schedule:
+        return replace(self, engine=engine)
+
+    @staticmethod
+    @lru_cache(maxsize=1024)
+    def parse(name: str) -> Schedule:
+        """The schedule of a name such as `adaptive`, `hetero-fused-1d@cores`, `adaptive:16@dma`."""
+        match = _GRAMMAR.fullmatch(name.strip())
+        if match is None:
+            raise Unsupported(
+                f"{name!r} is not a schedule name; write NAME[:DEPTH][@ENGINE], e.g. adaptive:16@dma"
+            )
+        base, depth, engine = match.group("name", "depth", "engine")
+        if base not in _NAMED:
+            known = [named for named in _NAMED]
+            raise Unsupported(
+                f"there is no schedule {base!r}{nearest(base, known)}; "
+                f"the main names are {', '.join(MAIN_NAMES)}"
+            )
+        schedule = _NAMED[base]
+        if engine is not None:
+            if engine not in ENGINES:
+                raise Unsupported(
+                    f"there is no engine {engine!r}{nearest(engine, ENGINES)}; "
+                    f"the engines are {', '.join(ENGINES)}"
+                )
+            schedule = replace(schedule, engine=engine)
+        if depth is not None:
+            if not 1 <= int(depth) <= MAX_DEPTH:
+                raise Unsupported(
+                    f"the depth of {name!r} must be from 1 to {MAX_DEPTH}; "
+                    "to not overlap at all use serial"
+                )
+            if base in ("serial", "shard-p2p"):
+                raise Unsupported(f"{base} has a fixed depth; leave out ':{depth}'")
+            schedule = replace(schedule, depth=int(depth))
+        return schedule
+
+    @classmethod
+    def space(cls, operation: Sized) -> list[Schedule]:
+        """Every schedule that makes sense for the operation, baselines first.
+
+        Left out, because another schedule of the space is never worse: local chunks that wait
+        although each chunk has its own GEMM (uniform with unfused or adaptive), and peers one at a
+        time below shard level. Points that cannot exist have a reason in `impossible`.
+        """
+        if operation.world == 1:
+            return [cls.parse("serial")]
+        return [
+            schedule
+            for base in MAIN_NAMES
+            for engine in ENGINES
+            if (schedule := cls.parse(base).with_engine(engine)).impossible() is None
+        ]
+
+    def impossible(self) -> str | None:
+        """Why no plan can exist for this point of the space; None where one can."""
+        if self.depth is not None and not 0 <= self.depth <= MAX_DEPTH:
+            return f"a depth of {self.depth} is outside 0 to {MAX_DEPTH}"
+        if self.engine == "direct" and self.serial:
+            return "serial moves everything before it computes; direct never moves anything"
+        if self.engine == "direct" and self.fusion == "fused":
+            return "a fused GEMM needs its chunks side by side; direct leaves them where they are"
+        if self.engine == "direct" and self.cut == "columns":
+            return (
+                "direct has nothing to wait for inside a shard, so cutting columns only adds sums"
+            )
+        if self.fusion == "adaptive" and self.cut == "columns":
+            return "the order of sums would depend on which columns happen to arrive first"
+        return None
+
+    def _key(self) -> tuple[object, ...]:
+        depth = (
+            self.depth if (self.depth in (0, 1) and self.pattern == "peer") or self.serial else None
+        )
+        return (depth, self.pattern, self.cut, self.start, self.fusion)
+
+    def _long_name(self) -> str:
+        start = next(k for k, v in _STARTS.items() if v == self.start)
+        cut = next(k for k, v in _CUTS.items() if v == self.cut)
+        pattern = next(k for k, v in _PATTERNS.items() if v == self.pattern)
+        return f"{start}-{self.fusion}-{cut}{pattern}"
+
+
+def _long_names() -> Iterator[tuple[str, Schedule]]:
+    for start_name, start in _STARTS.items():
+        for fusion_name, fusion in _FUSIONS.items():
+            for cut_name, cut in _CUTS.items():
+                for suffix, pattern in _PATTERNS.items():
+                    name = f"{start_name}-{fusion_name}-{cut_name}{suffix}"
+                    yield name, Schedule(None, pattern, cut, start, fusion)
+
+
+_ALIASES: dict[str, Schedule] = {
+    "serial": Schedule(depth=0, start="uniform"),
+    "shard-p2p": Schedule(depth=1, pattern="peer", fusion="unfused"),
+    "adaptive": Schedule(fusion="adaptive"),
+}
+_NAMED: dict[str, Schedule] = {**_ALIASES, **dict(_long_names())}
+_BASE_OF: dict[tuple[object, ...], str] = {s._key(): name for name, s in _ALIASES.items()}
+
+MAIN_NAMES: tuple[str, ...] = (
+    "serial",
+    "shard-p2p",
+    "uniform-fused-1d",
+    "hetero-fused-1d",
+    "hetero-unfused-1d",
+    "uniform-fused-2d",
+    "hetero-fused-2d",
+    "hetero-unfused-2d",
+    "adaptive",
+)
+"""The bases that `Schedule.space` is made of: two baselines, six fixed ones, and weft's own."""

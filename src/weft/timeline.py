@@ -1,0 +1,133 @@
+"""What happened when: spans of (rank, lane, task, start, end), measured or simulated alike.
+
+Real runs and simulations give the same type, so every metric, table, page and trace works on both.
+Times are seconds; only differences mean anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+COMPUTE = "compute"
+"""The lane of a rank's compute worker; every other lane is a copy engine's."""
+
+COMMUNICATION = "copy"
+"""The kind of spans that move bytes between ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One task on one lane of one rank, from start to end."""
+
+    rank: int
+    lane: str
+    task: str
+    kind: str
+    start: float
+    end: float
+    num_bytes: int = 0
+    num_flops: int = 0
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.start
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """All spans of one call on all ranks."""
+
+    spans: tuple[Span, ...]
+    title: str = ""
+
+    @classmethod
+    def merge(cls, parts: Iterable[Timeline]) -> Timeline:
+        """One timeline of all ranks from the parts that each rank recorded."""
+        parts = list(parts)
+        spans = sorted(
+            (span for part in parts for span in part.spans), key=lambda s: (s.rank, s.lane, s.start)
+        )
+        return cls(tuple(spans), parts[0].title if parts else "")
+
+    @property
+    def ranks(self) -> list[int]:
+        return sorted({span.rank for span in self.spans})
+
+    @property
+    def start(self) -> float:
+        return min((span.start for span in self.spans), default=0.0)
+
+    @property
+    def end(self) -> float:
+        return max((span.end for span in self.spans), default=0.0)
+
+    @property
+    def seconds(self) -> float:
+        """From the first span's start to the last span's end, over all ranks."""
+        return self.end - self.start
+
+    def of(self, rank: int) -> Timeline:
+        return replace(self, spans=tuple(s for s in self.spans if s.rank == rank))
+
+    def lanes(self) -> list[tuple[int, str]]:
+        """Every (rank, lane), the compute lane of a rank first."""
+        return sorted(
+            {(s.rank, s.lane) for s in self.spans}, key=lambda x: (x[0], x[1] != COMPUTE, x[1])
+        )
+
+    def shifted(self) -> Timeline:
+        """The same timeline with its first start at zero."""
+        zero = self.start
+        moved = (replace(s, start=s.start - zero, end=s.end - zero) for s in self.spans)
+        return replace(self, spans=tuple(moved))
+
+    def compute_seconds(self, rank: int) -> float:
+        """For how long the rank's compute lane was busy."""
+        return covered(self._intervals(rank, compute=True))
+
+    def communication_seconds(self, rank: int) -> float:
+        """For how long at least one of the rank's copies was under way."""
+        return covered(self._intervals(rank, compute=False))
+
+    def overlap_seconds(self, rank: int) -> float:
+        """For how long the rank computed and communicated at once."""
+        both = covered([*self._intervals(rank, True), *self._intervals(rank, False)])
+        return self.compute_seconds(rank) + self.communication_seconds(rank) - both
+
+    def exposed_communication(self, rank: int) -> float:
+        """For how long the rank communicated while its compute lane stood still."""
+        return self.communication_seconds(rank) - self.overlap_seconds(rank)
+
+    def matmul_seconds(self, rank: int) -> float:
+        """The sum of the rank's matmul spans: against the same GEMM alone it is the slowdown."""
+        return sum(s.seconds for s in self.spans if s.rank == rank and s.kind == "matmul")
+
+    def _intervals(self, rank: int, compute: bool) -> list[tuple[float, float]]:
+        return [
+            (s.start, s.end)
+            for s in self.spans
+            if s.rank == rank
+            and (s.lane == COMPUTE if compute else s.kind == COMMUNICATION and s.lane != COMPUTE)
+        ]
+
+
+def covered(intervals: Sequence[tuple[float, float]]) -> float:
+    """The length of the union of intervals."""
+    total, reached = 0.0, float("-inf")
+    for start, end in sorted(intervals):
+        total += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return total
+
+
+def percent_of_ideal(
+    serial: float, overlapped: float, compute: float, communication: float
+) -> float:
+    """(S - 1) / (S_ideal - 1) in percent, with S = serial / overlapped and
+    S_ideal = serial / max(compute, communication): 0 is no gain over serial, 100 is perfect hiding.
+    """
+    ideal = max(compute, communication)
+    if overlapped <= 0.0 or ideal <= 0.0 or serial <= ideal:
+        return 100.0 if overlapped <= serial else 0.0
+    return 100.0 * (serial / overlapped - 1.0) / (serial / ideal - 1.0)
