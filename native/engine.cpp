@@ -1,0 +1,252 @@
+#include "engine.h"
+
+#include <sched.h>
+#include <sys/prctl.h>
+
+#include <chrono>
+#include <cstring>
+#include <stdexcept>
+
+namespace weft {
+namespace {
+
+constexpr int64_t kEngineSpin = 5'000;  // engines share cores with compute: they spin only briefly
+
+// A thread that mostly sleeps should run at once when it wakes: ask for exact timers and a short
+// slice, which is what gives a waking thread precedence. Neither needs a privilege; where the kernel
+// knows no slices the call fails and nothing changes.
+void become_responsive() {
+  prctl(PR_SET_TIMERSLACK, 1UL);
+  struct {
+    uint32_t size, policy;
+    uint64_t flags;
+    int32_t nice;
+    uint32_t priority;
+    uint64_t runtime, deadline, period;
+  } attributes{};
+  attributes.size = sizeof attributes;
+  attributes.policy = SCHED_OTHER;
+  attributes.runtime = 100'000;
+  syscall(SYS_sched_setattr, 0, &attributes, 0);
+}
+
+void copy_2d(char* target, uint64_t target_pitch, const char* source, uint64_t source_pitch,
+             uint64_t rows, uint64_t row_bytes) {
+  if (target_pitch == row_bytes && source_pitch == row_bytes) {
+    std::memcpy(target, source, rows * row_bytes);
+    return;
+  }
+  for (uint64_t row = 0; row < rows; ++row)
+    std::memcpy(target + row * target_pitch, source + row * source_pitch, row_bytes);
+}
+
+}  // namespace
+
+Fabric::Fabric(int fd, int rank, int world, uint64_t span, int64_t spin_ns)
+    : heap_(std::make_shared<Heap>(fd, rank, world, span)), links_(*heap_), spin_ns_(spin_ns) {}
+
+Fabric::~Fabric() { engines_.clear(); }
+
+void Fabric::enter(uint64_t call, uint64_t signature, const std::vector<uint64_t>& offsets,
+                   const std::string& blob) {
+  if (offsets.size() > kMaxSlots || blob.size() > kMaxBlob)
+    throw std::length_error("a call has too many buffers for its header");
+  RankControl& own = heap_->control(heap_->rank());
+  Header& header = own.headers[call % 2];
+  header.signature = signature;
+  std::copy(offsets.begin(), offsets.end(), header.offsets);
+  header.blob_size = uint32_t(blob.size());
+  std::memcpy(header.blob, blob.data(), blob.size());
+  own.entered.set(call);
+}
+
+Outcome Fabric::agree(uint64_t call, const std::vector<uint64_t>& signatures, int64_t deadline,
+                      const std::atomic<bool>* cancel) {
+  bool same = true;
+  const int64_t spin = cancel ? kEngineSpin : spin_ns_;
+  for (int r = 0; r < heap_->world(); ++r) {
+    RankControl& peer = heap_->control(r);
+    Outcome outcome =
+        heap_->wait(peer.entered, call, call, deadline, spin, cancel, cancel != nullptr);
+    if (outcome.code == Code::timeout) outcome.rank = r;
+    if (outcome.code != Code::ok) return outcome;
+    if (!signatures.empty()) same &= peer.headers[call % 2].signature == signatures[r];
+  }
+  return same ? Outcome{} : Outcome{Code::disagree, -1};
+}
+
+char* Fabric::peer_pointer(uint64_t call, int rank, int slot) {
+  return heap_->base(rank) + heap_->control(rank).headers[call % 2].offsets[slot];
+}
+
+void Fabric::launch(const std::shared_ptr<Call>& call) {
+  call->lanes_left.store(int(call->program->lanes.size()));
+  std::lock_guard lock(mutex_);
+  for (const auto& [peer, commands] : call->program->lanes) {
+    auto& engine = engines_[peer];
+    if (!engine) engine = std::make_unique<Engine>(*this, peer);
+    engine->push(call);
+  }
+}
+
+Outcome Fabric::finish(Call& call) {
+  std::unique_lock lock(call.mutex);
+  const auto all_ended = [&] { return call.lanes_left.load() == 0; };
+  if (!call.ended.wait_for(lock, std::chrono::milliseconds(100), all_ended)) return {Code::again, -1};
+  return call.outcome;
+}
+
+Outcome Fabric::wait(Call& call, int rank, int counter, int64_t* woken_at) {
+  Signal& signal = heap_->control(rank).counters[counter];
+  const Outcome outcome =
+      heap_->wait(signal, call.number, call.number, call.deadline, spin_ns_, &call.cancel, false);
+  if (woken_at) *woken_at = now_ns();
+  return outcome;
+}
+
+Outcome Fabric::wait_doorbell(Call& call, uint64_t seen) {
+  Signal& doorbell = heap_->control(heap_->rank()).doorbell;
+  return heap_->wait(doorbell, seen + 1, call.number, call.deadline, spin_ns_, &call.cancel, false);
+}
+
+void Fabric::hold(int source, uint64_t bytes, int64_t since) {
+  if (!links_.paced()) return;
+  spin_until(links_.reserve(source, heap_->rank(), bytes, since) + links_.latency());
+}
+
+Outcome Fabric::wait_released(uint64_t call, int64_t deadline) {
+  for (int r = 0; r < heap_->world(); ++r) {
+    if (r == heap_->rank()) continue;
+    Outcome outcome =
+        heap_->wait(heap_->control(r).done, call, call, deadline, spin_ns_, nullptr, false);
+    if (outcome.code == Code::timeout) outcome.rank = r;
+    if (outcome.code != Code::ok) return outcome;
+  }
+  return {};
+}
+
+Engine::Engine(Fabric& fabric, int peer) : fabric_(fabric), peer_(peer) {
+  thread_ = std::thread([this] { loop(); });
+}
+
+Engine::~Engine() {
+  {
+    std::lock_guard lock(mutex_);
+    stop_ = true;
+    for (auto& call : queue_) call->cancel.store(true);
+    if (running_) running_->cancel.store(true);
+  }
+  filled_.notify_all();
+  thread_.join();
+}
+
+void Engine::push(std::shared_ptr<Call> call) {
+  {
+    std::lock_guard lock(mutex_);
+    queue_.push_back(std::move(call));
+  }
+  filled_.notify_one();
+}
+
+void Engine::loop() {
+  become_responsive();
+  prctl(PR_SET_NAME, "weft-engine");
+  for (;;) {
+    std::shared_ptr<Call> call;
+    {
+      std::unique_lock lock(mutex_);
+      filled_.wait(lock, [&] { return stop_ || !queue_.empty(); });
+      if (queue_.empty()) return;
+      call = running_ = std::move(queue_.front());
+      queue_.pop_front();
+    }
+    run(*call);
+    std::lock_guard lock(mutex_);
+    running_.reset();
+  }
+}
+
+void Engine::run(Call& call) {
+  const Outcome outcome = run_commands(call);
+  std::lock_guard lock(call.mutex);
+  if (outcome.code != Code::ok) {
+    if (call.outcome.code == Code::ok) call.outcome = outcome;
+    call.cancel.store(true);
+    // Compute may sleep on its doorbell or on a counter that will never come; its next look at the
+    // call, at the latest after one slice, finds it cancelled. The bell makes it look now.
+    fabric_.heap().control(fabric_.heap().rank()).doorbell.add_one();
+  }
+  if (call.lanes_left.fetch_sub(1) == 1) call.ended.notify_all();
+}
+
+Outcome Engine::run_commands(Call& call) {
+  Heap& heap = fabric_.heap();
+  Outcome outcome = fabric_.agree(call.number, call.signatures, call.deadline, &call.cancel);
+  if (outcome.code != Code::ok) return outcome;
+  for (const Command& command : call.program->lanes.at(peer_)) {
+    int64_t not_before = free_at_;
+    for (const Wait& wait : command.waits) {
+      Signal& signal = heap.control(wait.rank).counters[wait.counter];
+      if (signal.get() >= call.number) continue;
+      outcome = heap.wait(signal, call.number, call.number, call.deadline, kEngineSpin, &call.cancel);
+      if (outcome.code != Code::ok) return outcome;
+      not_before = now_ns();
+    }
+    if (call.cancel.load()) return {Code::cancelled, -1};
+    // A late wake-up of this thread is not the link's: back-to-back transfers follow each other
+    // on the link's own clock, unless the engine had been idle.
+    constexpr int64_t kLate = 3'000'000;
+    const int64_t now = now_ns();
+    if (now - not_before > kLate) not_before = now;
+    outcome = copy(call, command, not_before);
+    if (outcome.code != Code::ok) return outcome;
+    if (command.counter >= 0) heap.control(heap.rank()).counters[command.counter].set(call.number);
+    for (int r : command.rings) heap.control(r).doorbell.add_one();
+  }
+  return {};
+}
+
+Outcome Engine::copy(Call& call, const Command& command, int64_t not_before) {
+  const char* source = address(call, command.source);
+  char* target = address(call, command.target);
+  Links& links = fabric_.links();
+  const int64_t start = now_ns();
+  const bool local = command.source.rank == command.target.rank;
+  if (!links.paced() || local) {
+    copy_2d(target, command.target.pitch, source, command.source.pitch, command.rows,
+            command.row_bytes);
+    free_at_ = 0;
+  } else {
+    const uint64_t rows_at_once =
+        std::clamp<uint64_t>(links.piece_bytes() / command.row_bytes, 1, command.rows);
+    int64_t end = not_before;
+    for (uint64_t row = 0; row < command.rows; row += rows_at_once) {
+      const uint64_t rows = std::min(rows_at_once, command.rows - row);
+      end = links.reserve(command.source.rank, command.target.rank, rows * command.row_bytes, end);
+      copy_2d(target + row * command.target.pitch, command.target.pitch,
+              source + row * command.source.pitch, command.source.pitch, rows, command.row_bytes);
+      const bool last = row + rows == command.rows;
+      const int64_t until = end + (last ? links.latency() : 0);
+      if (command.holds_core) {
+        spin_until(until);
+      } else {
+        sleep_until(until);
+      }
+      if (call.cancel.load()) return {Code::cancelled, -1};
+    }
+    free_at_ = end;
+  }
+  if (call.record) {
+    const Span span{command.task, start, now_ns()};
+    std::lock_guard lock(call.mutex);
+    call.spans.push_back(span);
+  }
+  return {};
+}
+
+char* Engine::address(const Call& call, const End& end) {
+  if (end.rank == fabric_.heap().rank()) return call.pointers[end.buffer] + end.offset;
+  return fabric_.peer_pointer(call.number, end.rank, end.buffer) + end.offset;
+}
+
+}  // namespace weft

@@ -1,0 +1,133 @@
+// Copy engines: native threads that run queues of (wait for counters, 2-D copy, set a counter).
+//
+// A Program is the engine part of a plan for one rank: made once, launched at every call. Its
+// commands are queued ahead and released by counters, as those of DMA engines are.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <thread>
+
+#include "heap.h"
+#include "links.h"
+
+namespace weft {
+
+// One end of a copy: a buffer of this rank (index into the call's pointers), or of a peer (slot
+// of the peer's header).
+struct End {
+  int rank;
+  int buffer;
+  uint64_t offset;
+  uint64_t pitch;
+};
+
+struct Wait {
+  int rank;
+  int counter;
+};
+
+struct Command {
+  int task;
+  bool holds_core;  // `cores`: spins while the link is busy; `dma`: sleeps
+  End source, target;
+  uint64_t rows, row_bytes;
+  std::vector<Wait> waits;
+  int counter;             // set to the call when done; -1 where nobody waits
+  std::vector<int> rings;  // ranks whose compute may wait for it
+};
+
+struct Program {
+  std::map<int, std::vector<Command>> lanes;  // by peer
+};
+
+struct Span {
+  int task;
+  int64_t start, end;
+};
+
+// One call in flight: what its commands need to know, and what became of them.
+struct Call {
+  std::shared_ptr<const Program> program;
+  uint64_t number = 0;
+  int64_t deadline = 0;
+  std::vector<char*> pointers;       // this rank's buffers
+  std::vector<uint64_t> signatures;  // what each rank's header must say
+  bool record = false;
+
+  std::atomic<bool> cancel{false};
+  std::atomic<int> lanes_left{0};
+  std::mutex mutex;
+  std::condition_variable ended;
+  Outcome outcome;
+  std::vector<Span> spans;
+};
+
+class Engine;
+
+class Fabric {
+ public:
+  Fabric(int fd, int rank, int world, uint64_t span, int64_t spin_ns);
+  ~Fabric();
+
+  Heap& heap() { return *heap_; }
+  std::shared_ptr<Heap> heap_owner() { return heap_; }
+  Links& links() { return links_; }
+  int64_t spin_ns() const { return spin_ns_; }
+
+  // Says that this rank has entered a call, and where its buffers are.
+  void enter(uint64_t call, uint64_t signature, const std::vector<uint64_t>& offsets,
+             const std::string& blob);
+  // Waits for every rank to enter the call; `disagree` if one means another call than expected.
+  Outcome agree(uint64_t call, const std::vector<uint64_t>& signatures, int64_t deadline,
+                const std::atomic<bool>* cancel = nullptr);
+  char* peer_pointer(uint64_t call, int rank, int slot);
+
+  void launch(const std::shared_ptr<Call>& call);
+  // Waits for every command of the call; after an error or a cancel too, so that no engine touches
+  // a buffer of the call any more.
+  Outcome finish(Call& call);
+  // Waits for a counter, giving up early if the call's engines have failed.
+  Outcome wait(Call& call, int rank, int counter, int64_t* woken_at);
+  // Waits for the doorbell to ring once more than `seen`.
+  Outcome wait_doorbell(Call& call, uint64_t seen);
+  // Holds the calling thread until so many bytes, read in place since a moment, are through.
+  void hold(int source, uint64_t bytes, int64_t since);
+  void done(uint64_t call) { heap_->control(heap_->rank()).done.set(call); }
+  // Waits until no peer touches this rank's memory for a call any more.
+  Outcome wait_released(uint64_t call, int64_t deadline);
+
+ private:
+  std::shared_ptr<Heap> heap_;
+  Links links_;
+  int64_t spin_ns_;
+  std::mutex mutex_;
+  std::map<int, std::unique_ptr<Engine>> engines_;
+};
+
+class Engine {
+ public:
+  Engine(Fabric& fabric, int peer);
+  ~Engine();
+  void push(std::shared_ptr<Call> call);
+
+ private:
+  void loop();
+  void run(Call& call);
+  Outcome run_commands(Call& call);
+  Outcome copy(Call& call, const Command& command, int64_t not_before);
+  char* address(const Call& call, const End& end);
+
+  Fabric& fabric_;
+  int peer_;
+  int64_t free_at_ = 0;  // when the last transfer ended by the link's clock
+  std::mutex mutex_;
+  std::condition_variable filled_;
+  std::deque<std::shared_ptr<Call>> queue_;
+  std::shared_ptr<Call> running_;
+  bool stop_ = false;
+  std::thread thread_;
+};
+
+}  // namespace weft

@@ -1,0 +1,143 @@
+#include "heap.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <stdexcept>
+
+namespace weft {
+namespace {
+
+constexpr uint64_t kPage = 4096;
+constexpr int64_t kSlice = 50'000'000;  // how often a sleeper looks after its peers, in ns
+
+uint64_t round_up(uint64_t size, uint64_t to) { return (size + to - 1) / to * to; }
+
+std::runtime_error failure(const char* what) {
+  return std::runtime_error(std::string(what) + ": " + std::strerror(errno));
+}
+
+}  // namespace
+
+uint64_t Heap::control_bytes(int world) {
+  return round_up(sizeof(Control) + uint64_t(world) * sizeof(RankControl), kPage);
+}
+
+int Heap::create(int world, uint64_t span) {
+  const int fd = memfd_create("weft", MFD_CLOEXEC);
+  if (fd < 0) throw failure("cannot make shared memory (memfd_create)");
+  // Sparse: a page exists only once it is touched, so the size is only a limit.
+  if (ftruncate(fd, off_t(control_bytes(world) + uint64_t(world) * span)) != 0) {
+    const auto error = failure("cannot size shared memory (ftruncate)");
+    close(fd);
+    throw error;
+  }
+  return fd;
+}
+
+Heap::Heap(int fd, int rank, int world, uint64_t span)
+    : rank_(rank), world_(world), span_(span), fd_(fd), pidfds_(world, -1) {
+  mapped_ = control_bytes(world) + uint64_t(world) * span;
+  void* map = mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+  if (map == MAP_FAILED) throw failure("cannot map shared memory (mmap)");
+  map_ = static_cast<char*>(map);
+  control_ = reinterpret_cast<Control*>(map_);
+  data_ = map_ + control_bytes(world);
+  free_[0] = span;
+  owner_ = getpid();
+  madvise(map, mapped_, MADV_DONTDUMP);
+}
+
+Heap::~Heap() {
+  leave();
+  for (const int fd : pidfds_)
+    if (fd >= 0) close(fd);
+  munmap(map_, mapped_);
+  close(fd_);
+}
+
+void Heap::leave() {
+  if (getpid() != owner_) return;  // a forked child ends without a word for its parent
+  control(rank_).left.store(1);
+  for (int r = 0; r < world_; ++r) control(r).doorbell.add_one();
+}
+
+uint64_t Heap::allocate(uint64_t size) {
+  size = round_up(std::max<uint64_t>(size, 1), kPage);
+  std::lock_guard lock(mutex_);
+  for (auto it = free_.begin(); it != free_.end(); ++it) {
+    if (it->second < size) continue;
+    const uint64_t offset = it->first, left = it->second - size;
+    free_.erase(it);
+    if (left) free_[offset + size] = left;
+    used_[offset] = size;
+    return offset;
+  }
+  throw std::bad_alloc();
+}
+
+void Heap::free(uint64_t offset) {
+  std::lock_guard lock(mutex_);
+  const auto used = used_.find(offset);
+  if (used == used_.end()) return;
+  uint64_t size = used->second;
+  used_.erase(used);
+  const off_t at = off_t(control_bytes(world_) + uint64_t(rank_) * span_ + offset);
+  fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, at, off_t(size));
+  auto next = free_.lower_bound(offset);
+  if (next != free_.end() && offset + size == next->first) {
+    size += next->second;
+    next = free_.erase(next);
+  }
+  if (next != free_.begin()) {
+    auto before = std::prev(next);
+    if (before->first + before->second == offset) {
+      before->second += size;
+      return;
+    }
+  }
+  free_[offset] = size;
+}
+
+uint64_t Heap::allocated() const {
+  std::lock_guard lock(mutex_);
+  uint64_t total = 0;
+  for (const auto& [offset, size] : used_) total += size;
+  return total;
+}
+
+Outcome Heap::check_peers(uint64_t call) {
+  for (int r = 0; r < world_; ++r) {
+    // A peer that has done its part of the call may end, or leave, without harm to it.
+    if (r == rank_ || control(r).done.get() >= call) continue;
+    if (control(r).left.load()) return {Code::peer_left, r};
+    const uint64_t failed = control(r).failed.load();
+    // In the same call both are about to find the same cause; it is named better at first hand.
+    if (failed != 0 && failed < call) return {Code::peer_failed, r};
+    if (pidfds_[r] < 0) continue;
+    pollfd p{pidfds_[r], POLLIN, 0};
+    if (poll(&p, 1, 0) > 0 && control(r).done.get() < call) return {Code::peer_lost, r};
+  }
+  return {};
+}
+
+Outcome Heap::wait(Signal& signal, uint64_t target, uint64_t call, int64_t deadline,
+                   int64_t spin_ns, const std::atomic<bool>* cancel, bool patient) {
+  if (signal.spin(target, spin_ns)) return {};
+  for (;;) {
+    const int64_t left = deadline - now_ns();
+    if (signal.sleep(target, std::clamp<int64_t>(left, 0, kSlice))) return {};
+    if (cancel && cancel->load()) return {Code::cancelled, -1};
+    const Outcome peers = check_peers(call);
+    if (signal.get() >= target) return {};
+    if (peers.code != Code::ok) return peers;
+    if (left <= 0) return {Code::timeout, -1};
+    if (!patient) return {Code::again, -1};
+  }
+}
+
+}  // namespace weft

@@ -1,0 +1,112 @@
+// The heap: one memfd that every rank of a group maps, with the group's control words at its start.
+// Nothing has a name in the file system, so nothing is left behind, however a process ends.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstddef>
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "signal.h"
+
+namespace weft {
+
+constexpr int kMaxWorld = 64;
+constexpr int kMaxSlots = 16;         // buffers of a call that peers may touch
+constexpr int kMaxCounters = 1 << 15; // tasks of a rank that another lane waits for
+constexpr int kMaxBlob = 3840;        // the words of a call's header
+
+// What a rank says when it enters a call: its view of the call, and where its buffers are.
+struct Header {
+  uint64_t signature;
+  uint64_t offsets[kMaxSlots];
+  uint32_t blob_size;
+  uint32_t unused;
+  char blob[kMaxBlob];
+};
+
+struct alignas(64) RankControl {
+  alignas(64) Signal entered;   // the call that this rank has entered: its header can be read
+  alignas(64) Signal done;      // the call after which this rank touches no other rank's memory
+  alignas(64) Signal doorbell;  // rung when something happened that this rank may wait for
+  alignas(64) std::atomic<uint64_t> failed;  // the call in which this rank gave up; 0 for none
+  std::atomic<uint32_t> left;                // set when the rank leaves the group in good order
+  Header headers[2];  // by parity of the call: a rank is never two calls ahead of another
+  Signal counters[kMaxCounters];
+};
+
+struct alignas(64) Control {
+  alignas(64) std::atomic<int64_t> link_free[kMaxWorld * kMaxWorld];  // when a link is free again
+  RankControl ranks[];
+};
+
+enum class Code : int {
+  ok = 0,
+  timeout = 1,
+  peer_lost = 2,    // its process has ended
+  peer_left = 3,    // it left the group in good order
+  peer_failed = 4,  // it gave up in an earlier call
+  cancelled = 5,
+  disagree = 6,  // a header says another call than expected
+  again = 7,     // nothing yet: a chance for Python to handle its signals, then wait on
+};
+
+struct Outcome {
+  Code code = Code::ok;
+  int rank = -1;
+};
+
+class Heap {
+ public:
+  // `fd` is the group's memfd; rank 0 made it with `create`.
+  Heap(int fd, int rank, int world, uint64_t span);
+  ~Heap();
+  Heap(const Heap&) = delete;
+  Heap& operator=(const Heap&) = delete;
+
+  static int create(int world, uint64_t span);
+  static uint64_t control_bytes(int world);
+
+  int rank() const { return rank_; }
+  int world() const { return world_; }
+  RankControl& control(int rank) { return control_->ranks[rank]; }
+  Control& shared() { return *control_; }
+  char* base(int rank) const { return data_ + uint64_t(rank) * span_; }
+  bool contains(const void* p) const { return p >= base(rank_) && p < base(rank_) + span_; }
+  uint64_t span() const { return span_; }
+
+  // Blocks of this rank's part. Pages come when touched and go back when a block is freed.
+  uint64_t allocate(uint64_t size);
+  void free(uint64_t offset);
+  uint64_t allocated() const;
+
+  // Says that this rank takes part in no further call.
+  void leave();
+
+  void watch(int rank, int pidfd) { pidfds_[rank] = pidfd; }
+  // The first peer that can no longer do its part of the call, if any.
+  Outcome check_peers(uint64_t call);
+
+  // Waits until a signal reaches a value; gives up at the deadline, when a peer is lost, or when
+  // `cancel` is set. With `patient` false it answers `again` after a slice.
+  Outcome wait(Signal& signal, uint64_t target, uint64_t call, int64_t deadline, int64_t spin_ns,
+               const std::atomic<bool>* cancel = nullptr, bool patient = true);
+
+ private:
+  int rank_, world_;
+  uint64_t span_, mapped_;
+  pid_t owner_;
+  int fd_;
+  char* map_;
+  char* data_;
+  Control* control_;
+  std::vector<int> pidfds_;
+  mutable std::mutex mutex_;
+  std::map<uint64_t, uint64_t> free_;  // offset -> size
+  std::map<uint64_t, uint64_t> used_;
+};
+
+}  // namespace weft

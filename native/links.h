@@ -1,0 +1,80 @@
+// Paced links: make one machine behave like a node whose links are slower than its memory.
+//
+// A link is a moment in shared memory: when it will be free. A transfer reserves time on every link
+// of its path and is over when the last one is. Reserving is one compare-and-swap, so a process that
+// is killed can never leave a link locked.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "heap.h"
+
+namespace weft {
+
+enum class Topology : int { mesh = 0, ring = 1, switched = 2 };
+
+class Links {
+ public:
+  explicit Links(Heap& heap) : heap_(heap) {}
+
+  // Bytes per second of one link in each direction; 0 is memory speed.
+  void set(double bandwidth, int64_t latency_ns, Topology topology) {
+    bandwidth_ = bandwidth;
+    latency_ns_ = latency_ns;
+    topology_ = topology;
+  }
+
+  bool paced() const { return bandwidth_ > 0 || latency_ns_ > 0; }
+  int64_t latency() const { return latency_ns_; }
+
+  // The most that one reservation should take, so that transfers on one link take turns.
+  uint64_t piece_bytes() const {
+    constexpr double kTurn = 2e-3;
+    if (bandwidth_ <= 0) return UINT64_MAX;
+    return std::max<uint64_t>(uint64_t(bandwidth_ * kTurn), 16 << 10);
+  }
+
+  // Reserves the path for so many bytes, not before a moment; gives when the last byte is through.
+  int64_t reserve(int source, int target, uint64_t bytes, int64_t not_before) {
+    if (bandwidth_ <= 0 || source == target) return not_before;
+    const int64_t duration = int64_t(double(bytes) / bandwidth_ * 1e9);
+    const int world = heap_.world();
+    switch (topology_) {
+      case Topology::mesh:
+        return take(source * world + target, duration, not_before);
+      case Topology::switched:
+        return std::max(take(source, duration, not_before),
+                        take(world + target, duration, not_before));
+      case Topology::ring: {
+        const int ahead = (target - source + world) % world;
+        const bool clockwise = ahead <= world - ahead;
+        int64_t end = not_before;
+        for (int at = source; at != target;) {
+          const int next = (at + (clockwise ? 1 : world - 1)) % world;
+          end = std::max(end, take((clockwise ? 0 : world) + at, duration, not_before));
+          at = next;
+        }
+        return end;
+      }
+    }
+    return not_before;
+  }
+
+ private:
+  int64_t take(int link, int64_t duration, int64_t not_before) {
+    std::atomic<int64_t>& free = heap_.shared().link_free[link];
+    int64_t seen = free.load(std::memory_order_relaxed), end;
+    do {
+      end = std::max(seen, not_before) + duration;
+    } while (!free.compare_exchange_weak(seen, end, std::memory_order_relaxed));
+    return end;
+  }
+
+  Heap& heap_;
+  double bandwidth_ = 0;
+  int64_t latency_ns_ = 0;
+  Topology topology_ = Topology::mesh;
+};
+
+}  // namespace weft

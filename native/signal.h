@@ -1,0 +1,100 @@
+// Signals: 64-bit counters in shared memory that only grow. Waiting spins, then sleeps on a futex.
+#pragma once
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <climits>
+#include <cstdint>
+
+namespace weft {
+
+inline int64_t now_ns() {
+  timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return int64_t(t.tv_sec) * 1'000'000'000 + t.tv_nsec;
+}
+
+inline void sleep_until(int64_t when) {
+  timespec t{time_t(when / 1'000'000'000), long(when % 1'000'000'000)};
+  while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &t, nullptr) == EINTR) {
+  }
+}
+
+inline void spin_pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+inline void spin_until(int64_t when) {
+  while (now_ns() < when) spin_pause();
+}
+
+inline void futex_wait(const void* word, uint32_t seen, int64_t timeout_ns) {
+  timespec t{time_t(timeout_ns / 1'000'000'000), long(timeout_ns % 1'000'000'000)};
+  syscall(SYS_futex, word, FUTEX_WAIT, seen, &t, nullptr, 0);
+}
+
+inline void futex_wake_all(const void* word) {
+  syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+// One writer (or atomic adds), any number of waiters, in any process that maps it.
+struct Signal {
+  std::atomic<uint64_t> value;
+  std::atomic<uint32_t> sleepers;
+  uint32_t unused;
+
+  uint64_t get() const { return value.load(std::memory_order_acquire); }
+
+  // The store and the look at `sleepers` are both sequentially consistent, as are the sleeper's
+  // mark and its look at `value`: one of the two always sees the other, so no wake-up is lost.
+  void set(uint64_t to) {
+    value.store(to, std::memory_order_seq_cst);
+    wake();
+  }
+
+  void add_one() {
+    value.fetch_add(1, std::memory_order_seq_cst);
+    wake();
+  }
+
+  void wake() {
+    if (sleepers.load(std::memory_order_seq_cst) != 0) futex_wake_all(&value);
+  }
+
+  // Spins until the value reaches `target` or the time is up; true if it did.
+  bool spin(uint64_t target, int64_t spin_ns) const {
+    if (get() >= target) return true;
+    if (spin_ns <= 0) return false;
+    const int64_t until = now_ns() + spin_ns;
+    for (;;) {
+      for (int i = 0; i < 32; ++i) {
+        if (get() >= target) return true;
+        spin_pause();
+      }
+      if (now_ns() >= until) return false;
+    }
+  }
+
+  // Sleeps until woken or the time is up; true if the value reached `target`.
+  bool sleep(uint64_t target, int64_t timeout_ns) {
+    sleepers.fetch_add(1, std::memory_order_seq_cst);
+    const uint64_t seen = value.load(std::memory_order_seq_cst);
+    // The kernel compares the low half of the counter (little endian: the first four bytes).
+    if (seen < target) futex_wait(&value, uint32_t(seen), timeout_ns);
+    sleepers.fetch_sub(1, std::memory_order_seq_cst);
+    return get() >= target;
+  }
+};
+
+static_assert(sizeof(Signal) == 16);
+static_assert(std::atomic<uint64_t>::is_always_lock_free);
+
+}  // namespace weft
