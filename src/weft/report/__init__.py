@@ -1,0 +1,1 @@
+"""What was seen, shown: terminal tables and timelines, offline HTML pages, Perfetto traces."""

@@ -1,0 +1,33 @@
+"""Writes a file whole or not at all: readers never see half a page, and failures leave nothing."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from weft.errors import Unsupported
+
+
+def write_atomically(path: str | os.PathLike[str], parts: Iterable[str]) -> Path:
+    """Writes the parts to a temporary file beside `path`, then puts it in the place of `path`.
+
+    The temporary file is in the same folder because only a rename within one file system is atomic,
+    and is opened by name rather than by `tempfile`, whose files nobody else may read.
+    """
+    target = Path(path)
+    beside = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        try:
+            with open(beside, "x", encoding="utf-8", newline="\n") as file:
+                file.writelines(parts)
+            os.replace(beside, target)
+        except BaseException:
+            with suppress(OSError):
+                beside.unlink()
+            raise
+    except OSError as error:
+        raise Unsupported(f"cannot write {target}: {error.strerror or error}") from error
+    return target

@@ -1,0 +1,53 @@
+"""Numbers as people read them: durations, bytes, rates, and axis ticks at round values."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+Unit = Literal["s", "ms", "us", "ns"]
+
+SECONDS: dict[Unit, float] = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+"""How many seconds a unit is."""
+
+_STEPS = (1.0, 2.0, 5.0, 10.0)
+
+
+def unit_of(seconds: float) -> Unit:
+    """The unit in which a duration has one to three digits before the point."""
+    for unit, size in SECONDS.items():
+        if abs(seconds) >= size:
+            return unit
+    return "ms" if seconds == 0.0 else "ns"
+
+
+def duration(seconds: float, unit: Unit | None = None) -> str:
+    """`61.2 ms`: three digits or more, in the given unit or the one that suits."""
+    unit = unit or unit_of(seconds)
+    return f"{digits(seconds / SECONDS[unit])} {unit}"
+
+
+def digits(value: float) -> str:
+    """A number with three significant digits, and none of those before the point lost."""
+    if value == 0.0 or not math.isfinite(value):
+        return f"{value:g}"
+    decimals = 2 - math.floor(math.log10(abs(value)))
+    return f"{value:.{min(max(decimals, 0), 9)}f}" if abs(value) >= 1e-6 else f"{value:.2e}"
+
+
+def scaled(value: float, unit: str) -> str:
+    """`8.39 MB`: a count of `unit` with the decimal prefix that suits."""
+    for prefix, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if abs(value) >= size:
+            return f"{digits(value / size)} {prefix}{unit}"
+    return f"{value:g} {unit}"
+
+
+def ticks(end: float, at_most: int) -> list[float]:
+    """Round values from 0 to `end`, evenly apart and no more than `at_most` steps of them."""
+    if end <= 0.0 or at_most < 1:
+        return [0.0]
+    least = end / at_most
+    power = 10.0 ** math.floor(math.log10(least))
+    step = next(s * power for s in _STEPS if s * power >= least * (1 - 1e-9))
+    return [i * step for i in range(int(end / step * (1 + 1e-9)) + 1)]
