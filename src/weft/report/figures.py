@@ -1,0 +1,203 @@
+"""Figures of timelines as plain plotly specifications: no plotly is needed to make them.
+
+A Gantt chart has one trace per kind of task, whose bars float by their `base`: thousands of spans
+stay a handful of traces. Rows are numbers, so that the page can lay two charts over each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+from weft.report import units
+from weft.report.palette import COMPUTE_WIDTH, ENGINE_WIDTH, WAIT, Fill, fill_of, lanes_of
+from weft.timeline import COMPUTE, Span, Timeline
+
+Spec = dict[str, Any]
+"""What plotly draws: `data`, a list of traces, and `layout`."""
+
+_OUTLINED = 400
+"""Up to so many bars a trace has outlines; with more they would hide thin bars."""
+
+
+def gantt(timeline: Timeline, *, seconds: float, ideal: float | None = None) -> Spec:
+    """The timeline from its first start, on an axis of `seconds`; times are in milliseconds."""
+    lanes = lanes_of(timeline)
+    rows = {lane: number for number, lane in enumerate(lanes)}
+    spans_of: dict[Fill, list[Span]] = {}
+    for span in timeline.spans:
+        spans_of.setdefault(fill_of(span), []).append(span)
+    fills = sorted(spans_of, key=lambda fill: (fill.order, fill.name))
+    return {
+        "data": [_trace(fill, spans_of[fill], rows, timeline.start) for fill in fills],
+        "layout": {
+            "barmode": "overlay",
+            "showlegend": False,
+            "hovermode": "closest",
+            "margin": {"l": 8, "r": 14, "t": 22 if ideal else 6, "b": 40},
+            "xaxis": {
+                "title": {"text": "ms", "standoff": 4},
+                "range": [0, seconds * 1e3 * 1.02 or 1],
+                "showgrid": True,
+                "zeroline": False,
+            },
+            "yaxis": {
+                "range": [len(lanes) - 0.4, -0.6],
+                "tickvals": list(range(len(lanes))),
+                "ticktext": lane_labels(lanes),
+                "fixedrange": True,
+                "showgrid": False,
+                "zeroline": False,
+            },
+            "shapes": [*_separators(lanes), *([_mark(ideal * 1e3)] if ideal else [])],
+            "annotations": [_mark_label(ideal)] if ideal else [],
+            "meta": {
+                "gantt": True,
+                "title": timeline.title,
+                "ms": timeline.seconds * 1e3,
+                "lanes": [[rank, lane] for rank, lane in lanes],
+            },
+        },
+    }
+
+
+def gantt_height(timeline: Timeline) -> int:
+    """Pixels that give every lane room, and many lanes less of it."""
+    num_lanes = len(lanes_of(timeline))
+    per_lane = 30 if num_lanes <= 8 else 22 if num_lanes <= 20 else 15
+    return max(num_lanes, 2) * per_lane + 70
+
+
+def lane_labels(lanes: Sequence[tuple[int, str]]) -> list[str]:
+    """The rank only where it begins, so that its lanes read as a group."""
+    labels, last = [], None
+    for rank, lane in lanes:
+        head = f"<b>rank {rank}</b>  " if rank != last else ""
+        labels.append(head + escape(lane))
+        last = rank
+    return labels
+
+
+def totals(timelines: Sequence[Timeline], *, ideal: float | None = None) -> Spec:
+    """A bar per schedule of how long it took, the fastest in colour, and a line at the ideal."""
+    numbers = [timeline.seconds * 1e3 for timeline in timelines]
+    names = names_of(timelines)
+    longest = max([*numbers, (ideal or 0.0) * 1e3], default=0.0)
+    fastest = min(numbers, default=0.0)
+    return {
+        "data": [
+            {
+                "type": "bar",
+                "orientation": "h",
+                "x": numbers,
+                "y": list(range(len(names))),
+                "width": 0.62,
+                "text": [units.duration(t.seconds) for t in timelines],
+                "textposition": "outside",
+                "cliponaxis": False,
+                "marker": {"color": ["#0072b2" if n == fastest else "#8a9bab" for n in numbers]},
+                "customdata": [[escape(name)] for name in names],
+                "hovertemplate": "<b>%{customdata[0]}</b><br>%{text}<extra></extra>",
+            }
+        ],
+        "layout": {
+            "showlegend": False,
+            "margin": {"l": 8, "r": 14, "t": 22 if ideal else 6, "b": 40},
+            "xaxis": {
+                "title": {"text": "ms", "standoff": 4},
+                "range": [0, longest * 1.3 or 1],
+                "showgrid": True,
+                "fixedrange": True,
+                "zeroline": False,
+            },
+            "yaxis": {
+                "range": [len(names) - 0.4, -0.6],
+                "tickvals": list(range(len(names))),
+                "ticktext": [escape(name) for name in names],
+                "fixedrange": True,
+                "showgrid": False,
+                "zeroline": False,
+            },
+            "shapes": [_mark(ideal * 1e3)] if ideal else [],
+            "annotations": [_mark_label(ideal)] if ideal else [],
+        },
+    }
+
+
+def totals_height(timelines: Sequence[Timeline]) -> int:
+    """Pixels for the bars of `totals`."""
+    return max(len(timelines), 2) * (34 if len(timelines) <= 8 else 24) + 70
+
+
+def names_of(timelines: Sequence[Timeline]) -> list[str]:
+    """The titles, or `timeline 2` where there is none."""
+    return [t.title or f"timeline {i + 1}" for i, t in enumerate(timelines)]
+
+
+def _trace(
+    fill: Fill, spans: Sequence[Span], rows: dict[tuple[int, str], int], zero: float
+) -> Spec:
+    wait = fill.name == WAIT
+    widths = [COMPUTE_WIDTH if span.lane == COMPUTE else ENGINE_WIDTH for span in spans]
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": fill.name,
+        "base": [_ms(span.start - zero) for span in spans],
+        "x": [_ms(span.seconds) for span in spans],
+        "y": [rows[span.rank, span.lane] for span in spans],
+        "width": widths[0] if len(set(widths)) == 1 else widths,
+        # The page makes the text of the hover from these, which would be most of its size.
+        "customdata": [[span.task, span.kind, span.num_bytes, span.num_flops] for span in spans],
+        "marker": {
+            "color": fill.colour,
+            "opacity": 0.15 if wait else 1,
+            "line": {"width": 0 if wait or len(spans) > _OUTLINED else 0.5},
+        },
+    }
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1e3, 6)
+
+
+def _separators(lanes: Sequence[tuple[int, str]]) -> list[Spec]:
+    """A thin line between ranks."""
+    return [
+        {
+            "type": "line",
+            "xref": "paper",
+            "x0": 0,
+            "x1": 1,
+            "y0": row - 0.5,
+            "y1": row - 0.5,
+            "line": {"width": 1, "color": "rgba(128,136,148,0.35)"},
+        }
+        for row in range(1, len(lanes))
+        if lanes[row][0] != lanes[row - 1][0]
+    ]
+
+
+def _mark(ms: float) -> Spec:
+    return {
+        "type": "line",
+        "yref": "paper",
+        "x0": ms,
+        "x1": ms,
+        "y0": 0,
+        "y1": 1,
+        "line": {"width": 1.5, "dash": "dot", "color": "#d55e00"},
+    }
+
+
+def _mark_label(seconds: float) -> Spec:
+    return {
+        "x": seconds * 1e3,
+        "y": 1,
+        "yref": "paper",
+        "yanchor": "bottom",
+        "showarrow": False,
+        "text": f"ideal {units.duration(seconds)}",
+        "font": {"size": 11},
+    }

@@ -1,0 +1,279 @@
+"""Offline HTML pages: sections of text, facts, tables and interactive figures in one file.
+
+Everything a page needs is inside it, plotly.js once, so it opens with no network and years later.
+    Page("title").section("Speedup").figure(spec, height=300).table(headers, rows).write("out.html")
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+from weft.errors import Unsupported
+from weft.report import cells, figures, units
+from weft.report.files import write_atomically
+from weft.report.palette import COLOURS, WAIT, fills_of
+from weft.timeline import Timeline
+
+Facts = Mapping[str, str]
+"""A few numbers worth large letters, by what they are."""
+
+_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+    "img-src data: blob:; font-src data:"
+)
+"""The browser itself refuses every request, so that a page is offline by more than good will."""
+
+_OPEN_UP_TO = 4
+"""With more timelines than this only the first is unfolded."""
+
+_MANY_LANES = 20
+"""With more lanes than this the chooser begins with one rank, and only one timeline is unfolded."""
+
+
+class PlotlyFigure(Protocol):
+    """A `plotly.graph_objects.Figure`, as far as a page needs one."""
+
+    def to_json(self) -> str | None: ...
+
+
+class Page:
+    """A page under construction. Every call adds below what is there, and gives the page back."""
+
+    def __init__(self, title: str, summary: str = "") -> None:
+        self.title = title
+        self._parts: list[str] = []
+        self._num_figures = 0
+        self._open = False
+        if summary:
+            self._parts.append(f'<p class="summary">{escape(summary)}</p>\n')
+
+    def section(self, title: str, text: str = "") -> Self:
+        """A heading that begins a section, and a paragraph below it."""
+        self._parts.append(f"{self._close()}<section>\n<h2>{escape(title)}</h2>\n")
+        self._open = True
+        return self.text(text) if text else self
+
+    def text(self, text: str) -> Self:
+        """A paragraph."""
+        self._parts.append(f"<p>{escape(text)}</p>\n")
+        return self
+
+    def facts(self, facts: Facts) -> Self:
+        """A row of key figures."""
+        items = (
+            f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>\n"
+            for name, value in facts.items()
+        )
+        self._parts.append(f'<dl class="facts">\n{"".join(items)}</dl>\n')
+        return self
+
+    def figure(
+        self,
+        figure: Mapping[str, Any] | PlotlyFigure,
+        *,
+        height: int = 360,
+        min_width: int = 0,
+        caption: str = "",
+    ) -> Self:
+        """A plotly figure, as a specification or a `Figure`. Colours, fonts and grid come from the
+        page. Below `min_width` pixels it scrolls inside its box instead of being squeezed."""
+        drawn, _ = self._figure(figure, height, min_width)
+        text = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
+        self._parts.append(f"<figure>{drawn}{text}</figure>\n")
+        return self
+
+    def table(
+        self,
+        headers: Sequence[str],
+        rows: Sequence[Sequence[cells.Cell]],
+        *,
+        best: int | None = None,
+        caption: str = "",
+    ) -> Self:
+        """A table: numbers to the right, row `best` marked; on phones it scrolls in its box."""
+        columns = cells.columns_of(headers, rows)
+        numeric = [' class="number"' if cells.is_numeric(column) else "" for column in columns]
+        head = "".join(f"<th{c}>{escape(h)}</th>" for h, c in zip(headers, numeric, strict=True))
+        body = "".join(
+            ('<tr class="best">' if number == best else "<tr>")
+            + "".join(f"<td{c}>{escape(text)}</td>" for text, c in zip(row, numeric, strict=True))
+            + "</tr>\n"
+            for number, row in enumerate(zip(*columns, strict=True))
+        )
+        text = f"<caption>{escape(caption)}</caption>" if caption else ""
+        self._parts.append(
+            f'<div class="scroll" tabindex="0"><table>{text}<thead><tr>{head}</tr></thead>\n'
+            f"<tbody>\n{body}</tbody></table></div>\n"
+        )
+        return self
+
+    def timelines(self, timelines: Sequence[Timeline], *, ideal: float | None = None) -> Self:
+        """Every timeline as a Gantt chart on one axis, and a chooser that lays two of them over
+        each other. `ideal` is in seconds, and is marked on every chart."""
+        if not timelines:
+            return self.text("Nothing was recorded.")
+        seconds = max(timeline.seconds for timeline in timelines)
+        names = figures.names_of(timelines)
+        charts, ids = [], []
+        for number, (timeline, name) in enumerate(zip(timelines, names, strict=True)):
+            spec = figures.gantt(timeline, seconds=seconds, ideal=ideal)
+            drawn, id_ = self._figure(spec, figures.gantt_height(timeline), 0)
+            few = len(timelines) <= _OPEN_UP_TO and len(timeline.lanes()) <= _MANY_LANES
+            open_ = " open" if number == 0 or few else ""
+            charts.append(
+                f"<details{open_}><summary><span>{escape(name)}</span>"
+                f"<output>{units.duration(timeline.seconds)}</output></summary>{drawn}</details>\n"
+            )
+            ids.append(id_)
+        self._parts.append(_legend(timelines))
+        if len(timelines) > 1:
+            self._parts.append(_overlay(timelines, names, ids))
+        self._parts.extend(charts)
+        return self
+
+    def write(self, path: str | os.PathLike[str]) -> Path:
+        """Writes the page, whole or not at all."""
+        return write_atomically(path, self._document(_plotly_js()))
+
+    def _figure(
+        self, figure: Mapping[str, Any] | PlotlyFigure, height: int, min_width: int
+    ) -> tuple[str, str]:
+        self._num_figures += 1
+        id_ = f"figure-{self._num_figures}"
+        spec = dict(figure) if isinstance(figure, Mapping) else json.loads(figure.to_json() or "{}")
+        if "layout" in spec:  # a Figure brings a template of its own; the page has one for all
+            spec["layout"] = {k: v for k, v in spec["layout"].items() if k != "template"}
+        style = f"height:{height}px" + (f";min-width:{min_width}px" if min_width else "")
+        return (
+            f'<div class="scroll"><div class="plot" id="{id_}" style="{style}"></div></div>'
+            f'<script type="application/json" data-figure="{id_}">{_json(spec)}</script>'
+        ), id_
+
+    def _close(self) -> str:
+        return "</section>\n" if self._open else ""
+
+    def _document(self, plotly_js: str) -> Iterator[str]:
+        here = files("weft.report")
+        css = here.joinpath("page.css").read_text("utf-8")
+        js = here.joinpath("page.js").read_text("utf-8")
+        yield (
+            '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+            '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+            '<meta name="color-scheme" content="light dark">\n'
+            f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
+            f"<title>{escape(self.title)}</title>\n<style>\n{css}</style>\n</head>\n<body>\n<main>\n"
+            f"<h1>{escape(self.title)}</h1>\n"
+            "<noscript><p>The figures of this page need JavaScript.</p></noscript>\n"
+        )
+        yield from self._parts
+        yield f"{self._close()}</main>\n"
+        if self._num_figures:
+            yield f"<script>{plotly_js}</script>\n"
+            yield f"<script>\nconst COLOURS = {_json(COLOURS)};\n{js}</script>\n"
+        yield "</body>\n</html>\n"
+
+
+def timelines_page(
+    path: str | os.PathLike[str],
+    timelines: Sequence[Timeline],
+    *,
+    title: str,
+    summary: str = "",
+    facts: Facts | None = None,
+    ideal: float | None = None,
+) -> Path:
+    """Writes a page of timelines: totals against the ideal (in seconds), where the time went, every
+    timeline, and a chooser to lay two of them over each other."""
+    page = Page(title, summary)
+    if facts:
+        page.facts(facts)
+    page.section("Total time")
+    page.figure(figures.totals(timelines, ideal=ideal), height=figures.totals_height(timelines))
+    fastest = min(range(len(timelines)), key=lambda i: timelines[i].seconds, default=None)
+    page.section("Where the time went", "Milliseconds, as a mean over the ranks.")
+    page.table(
+        ["schedule", "total", "computing", "copying", "both at once", "exposed copying"],
+        [
+            _where(name, t)
+            for name, t in zip(figures.names_of(timelines), timelines, strict=True)
+        ],
+        best=fastest,
+    )
+    page.section(
+        "Timelines",
+        "All share one time axis: zooming into one zooms into all; a double click goes back.",
+    )
+    return page.timelines(timelines, ideal=ideal).write(path)
+
+
+def _where(name: str, timeline: Timeline) -> list[cells.Cell]:
+    ranks = timeline.ranks
+    worked = replace(timeline, spans=tuple(s for s in timeline.spans if s.kind != WAIT))
+
+    def mean(values: Iterable[float]) -> float:
+        return max(1e3 * sum(values) / max(len(ranks), 1), 0.0)  # not -0.0 from rounding
+
+    return [
+        name,
+        timeline.seconds * 1e3,
+        mean(worked.compute_seconds(rank) for rank in ranks),
+        mean(worked.communication_seconds(rank) for rank in ranks),
+        mean(worked.overlap_seconds(rank) for rank in ranks),
+        mean(worked.exposed_communication(rank) for rank in ranks),
+    ]
+
+
+def _legend(timelines: Sequence[Timeline]) -> str:
+    items = "".join(
+        f'<li><i style="background:{fill.colour}'
+        f'{";opacity:.2" if fill.name == WAIT else ""}"></i>{escape(fill.name)}</li>'
+        for fill in fills_of(timelines)
+    )
+    return f'<ul class="legend">{items}</ul>\n'
+
+
+def _overlay(timelines: Sequence[Timeline], names: Sequence[str], ids: Sequence[str]) -> str:
+    fastest = min(range(len(timelines)), key=lambda i: timelines[i].seconds)
+    second = fastest if fastest != 0 else 1
+
+    ranks = sorted({rank for timeline in timelines for rank in timeline.ranks})
+    rank_values = ["all", *map(str, ranks)]
+    many = max(len(timeline.lanes()) for timeline in timelines) > _MANY_LANES
+
+    return (
+        '<div class="overlay"><div class="choose">'
+        + _choice("Upper", names, ids, 0)
+        + _choice("Lower", names, ids, second)
+        + _choice("Rank", rank_values, rank_values, 1 if many else 0)
+        + '<output></output></div><div class="plot" data-overlay></div></div>\n'
+    )
+
+
+def _choice(label: str, names: Sequence[str], values: Sequence[str], chosen: int) -> str:
+    options = "".join(
+        f'<option value="{value}"{" selected" if i == chosen else ""}>{escape(name)}</option>'
+        for i, (name, value) in enumerate(zip(names, values, strict=True))
+    )
+    return f'<label>{label} <select name="{label.lower()}">{options}</select></label>'
+
+
+def _json(value: object) -> str:
+    """JSON that may stand inside a script element, whatever its strings hold."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def _plotly_js() -> str:
+    try:
+        from plotly.offline import get_plotlyjs
+    except ImportError:
+        raise Unsupported(
+            "writing a page needs plotly, which is not here; pip install 'weft[report]'"
+        ) from None
+    return str(get_plotlyjs())
