@@ -1,0 +1,79 @@
+"""The adaptive policy, in one place for the executor and the simulator.
+
+Each time the compute lane is free it looks at the matmuls that may run now, takes the largest run
+of adjacent chunks among them (adjacent rows in a and in c, the same b), and multiplies it as one
+GEMM:
+
+    arrived   x1.0 x1.1 .... x1.3 | x2.0 ....     ->  one GEMM over x1.0 x1.1 (x1.3 x2.0 comes next)
+
+So compute never waits for a fixed set of chunks, and never runs more pieces than it must.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import attrgetter
+
+from weft.plan.tasks import Matmul, Region
+
+_row = attrgetter("c.row")
+
+
+def largest_run(ready: Sequence[Matmul]) -> list[Matmul]:
+    """The run with the most rows, in the order of its rows; of equal runs, the one highest up in c.
+
+    All tasks must have a `merge` and belong to one rank. Those with the same `merge` have the same
+    b and c; runs never cross from one of them to another.
+    """
+    if len(ready) < 2:
+        return list(ready)
+    tasks = sorted(ready, key=_row)
+    first = tasks[0].merge
+    if all(task.merge == first for task in tasks):
+        return _largest(tasks)[1]
+    groups: dict[int | None, list[Matmul]] = {}
+    for task in tasks:
+        groups.setdefault(task.merge, []).append(task)
+    best_rows, best = 0, tasks[:1]
+    for group in groups.values():
+        rows, run = _largest(group)
+        if rows > best_rows:
+            best_rows, best = rows, run
+    return best
+
+
+def _largest(tasks: list[Matmul]) -> tuple[int, list[Matmul]]:
+    """The longest run of tasks that are sorted by row and share their b, and its rows."""
+    best_rows, best_from, best_to = -1, 0, 0
+    begin, rows, end_a, end_c, key = 0, 0, -1, -1, (-1, "")
+    for index, task in enumerate(tasks):
+        a, row = task.a, task.c.row
+        here = a.row
+        if row != end_c or here != end_a or (a.rank, a.buffer) != key:
+            begin, rows, key = index, 0, (a.rank, a.buffer)
+        height = a.rows
+        rows += height
+        end_a, end_c = here + height, row + height
+        if rows > best_rows:
+            best_rows, best_from, best_to = rows, begin, index + 1
+    return best_rows, tasks[best_from:best_to]
+
+
+def merged(run: Sequence[Matmul]) -> Matmul:
+    """The one GEMM that a run is: it starts where the first task does and has the rows of all."""
+    first = run[0]
+    if len(run) == 1:
+        return first
+    a, c, last = first.a, first.c, run[-1].c
+    rows = last.row + last.rows - c.row
+    return Matmul(
+        first.id,
+        first.rank,
+        first.after,
+        f"{first.label} +{len(run) - 1}",
+        Region(a.rank, a.buffer, a.row, rows, a.column, a.columns),
+        first.b,
+        Region(c.rank, c.buffer, c.row, rows, c.column, c.columns),
+        first.accumulate,
+        first.merge,
+    )

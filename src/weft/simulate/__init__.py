@@ -1,0 +1,7 @@
+"""A Plan on a Machine: what it would take, and where the time would go, without the hardware."""
+
+from weft.simulate.losses import Losses, losses
+from weft.simulate.result import Piece, Simulation
+from weft.simulate.simulation import check_fits, run, simulate
+
+__all__ = ["Losses", "Piece", "Simulation", "check_fits", "losses", "run", "simulate"]

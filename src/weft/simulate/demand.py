@@ -1,0 +1,202 @@
+"""What the tasks of a plan ask of a node: a fixed part that nobody shares, and a body that flows.
+
+Numbers come from `weft.simulate.cost`; here they are brought into the form that sharing needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import sqrt
+
+from weft.machine import DTYPES, Machine
+from weft.plan.tasks import Copy, Matmul, Permute, Plan, Region
+from weft.simulate.cost import bandwidth_of, copy, gemm, memory_bound
+from weft.simulate.node import Draws, Node
+from weft.simulate.sharing import Resource
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """A copy: `size` bytes at no more than `rate`.
+
+    `first` passes before bytes flow if the lane stood still, `next` if the copy was queued right
+    behind another; `completion` passes until a waiter knows that it ended. `units` are the compute
+    units that it holds meanwhile.
+    """
+
+    size: float
+    rate: float
+    draws: tuple[tuple[Resource, float], ...]
+    first: float
+    next: float
+    completion: float
+    units: int
+
+
+class Kernel:
+    """A task on the compute units: `launch` seconds, then a body with `size` bytes of traffic.
+
+    `reach` is how long its remote operands take over links that nobody else uses.
+    """
+
+    __slots__ = ("_bodies", "_body", "draws", "launch", "reach", "size")
+
+    def __init__(
+        self,
+        launch: float,
+        size: float,
+        draws: tuple[tuple[Resource, float], ...],
+        body: Callable[[int], float],
+        reach: float = 0.0,
+    ) -> None:
+        self.launch = launch
+        self.size = size
+        self.draws = draws
+        self.reach = reach
+        self._body = body
+        self._bodies: dict[int, float] = {}
+
+    def body(self, units: int) -> float:
+        """Seconds of the body alone on so many units, were all its operands in its own memory."""
+        found = self._bodies.get(units)
+        if found is None:
+            found = self._bodies[units] = self._body(units)
+        return found
+
+
+class Demands:
+    """The costs of one plan's tasks on one node; equal tasks are costed once."""
+
+    def __init__(self, plan: Plan, node: Node) -> None:
+        self.plan = plan
+        self.node = node
+        self.machine = node.machine
+        self._transfers: dict[tuple[object, ...], Transfer] = {}
+        self._kernels: dict[tuple[object, ...], Kernel] = {}
+        self._loads: dict[tuple[int, str], float] = {}
+
+    def transfer(self, task: Copy) -> Transfer:
+        source, target = task.source, task.target
+        size, runs = self.plan.num_bytes(source), self._runs(task)
+        key = (size, runs, task.engine, task.rank, source.rank, target.rank, task.peer)
+        found = self._transfers.get(key)
+        if found is None:
+            found = self._transfers[key] = self._copy(task, size, runs)
+        return found
+
+    def kernel(self, task: Matmul | Permute) -> Kernel:
+        if isinstance(task, Permute):
+            traffic = [self.plan.num_bytes(r) for r in (*task.sources, *task.targets)]
+            key: tuple[object, ...] = (task.rank, sum(traffic))
+        else:
+            a, b, c = task.a, task.b, task.c
+            sizes = (a.rows, b.columns, a.columns)
+            key = (task.rank, a.rank, b.rank, *sizes, a.buffer, c.buffer, task.accumulate)
+        found = self._kernels.get(key)
+        if found is None:
+            found = self._permute(task) if isinstance(task, Permute) else self._matmul(task)
+            self._kernels[key] = found
+        return found
+
+    def _copy(self, task: Copy, size: int, runs: int) -> Transfer:
+        machine, node = self.machine, self.node
+        source, target = task.source.rank, task.target.rank
+        remote = source != target
+        cost = copy(machine, size, rows=runs, engine=task.engine, prelaunched=True, remote=remote)
+        wanted: Draws = node.route(source, target, 1.0) if remote else []
+        traffic = cost.traffic / size
+        wanted += [(("memory", source), traffic), (("memory", target), traffic)]
+        following = cost.command
+        if task.engine == "dma":
+            following = machine.engines.next_packet
+            if machine.engines.count < node.world:
+                wanted += node.engine(task.rank, task.peer, 1.0 / cost.rate)
+        elif remote:
+            wanted.append((("driven", source), 1.0))
+        draws = node.draws(wanted)
+        return Transfer(
+            size, cost.rate, draws, cost.command, following, cost.completion, cost.units
+        )
+
+    def _permute(self, task: Permute) -> Kernel:
+        read = sum(map(self.plan.num_bytes, task.sources))
+        written = sum(map(self.plan.num_bytes, task.targets))
+
+        def body(units: int) -> float:
+            return memory_bound(self.machine, read, written, units=units).memory_seconds
+
+        draws = self.node.draws([(("memory", task.rank), 1.0)])
+        launch = memory_bound(self.machine, read, written).launch
+        return Kernel(launch, float(read + written), draws, body)
+
+    def _matmul(self, task: Matmul) -> Kernel:
+        machine = self.machine
+        m, n, k = task.a.rows, task.b.columns, task.a.columns
+        dtype = self.plan.buffer[task.a.key].dtype
+        whole = gemm(machine, m, n, k, dtype)
+        load = self._load(task.rank, dtype)
+        # The cost has C written once in the result's dtype; sums may be wider, and are read again.
+        bytes_c = self.plan.num_bytes(task.c)
+        traffic = whole.bytes + bytes_c * (2 if task.accumulate else 1) - m * n * DTYPES[dtype][1]
+        traffic = max(traffic, float(bytes_c))
+
+        def body(units: int) -> float:
+            cost = gemm(machine, m, n, k, dtype, units=units)
+            moving = machine.memory.latency + traffic / bandwidth_of(machine, units)
+            return max(_under_load(machine, cost.compute_seconds, load), moving)
+
+        wanted: Draws = []
+        here, reach = traffic, 0.0
+        for operand in (task.a, task.b):
+            if operand.rank == task.rank:
+                continue
+            # Read in place, once: tiles that need the same rows run together and share them.
+            size = self.plan.num_bytes(operand)
+            wanted += self.node.route(operand.rank, task.rank, size / traffic)
+            wanted.append((("memory", operand.rank), size / traffic))
+            here -= size
+            reach = max(reach, size / machine.links.to_one_peer())
+        wanted.append((("memory", task.rank), max(here, 0.0) / traffic))
+        launch = whole.launch + (machine.links.latency if reach else 0.0)
+        return Kernel(launch, traffic, self.node.draws(wanted), body, reach)
+
+    def _load(self, rank: int, dtype: str) -> float:
+        """Seconds that the rank's matmuls keep its units busy, at the rate of their inner loops."""
+        found = self._loads.get((rank, dtype))
+        if found is None:
+            flops = sum(num_flops(t) for t in self.plan.tasks if t.rank == rank)
+            found = self._loads[(rank, dtype)] = flops / self.machine.compute.rate[dtype]
+        return found
+
+    def _runs(self, task: Copy) -> int:
+        """How many separate runs of bytes a copy has: one, or one per row where rows are cut."""
+
+        def cut(region: Region) -> bool:
+            return region.columns < self.plan.buffer[region.key].columns
+
+        return task.source.rows if cut(task.source) or cut(task.target) else 1
+
+
+def num_flops(task: object) -> int:
+    """Floating point operations of a task."""
+    if not isinstance(task, Matmul):
+        return 0
+    return 2 * task.a.rows * task.a.columns * task.b.columns
+
+
+def _under_load(machine: Machine, seconds: float, load: float) -> float:
+    """The compute time of a GEMM that is a piece of `load` seconds of work.
+
+    The cost of a GEMM lets the clock fall with the GEMM's own length. Pieces run back to back, so
+    each meets the clock to which all of them together have brought it.
+    """
+    compute = machine.compute
+    if compute.tiling is None or seconds == 0.0:
+        return seconds
+    share, after = compute.sustained_share, compute.sustained_after
+    # seconds = x (1 + x / after) / (1 + share x / after), solved for x, the time at full clock.
+    scaled = seconds / after
+    half = (1.0 - share * scaled) / 2.0
+    unloaded = after * (sqrt(half * half + scaled) - half)
+    return unloaded / (share + (1.0 - share) / (1.0 + max(unloaded, load) / after))

@@ -1,0 +1,95 @@
+"""The shared resources of a node: which of them a transfer between two ranks draws on.
+
+    memory   of every device, shared by its kernels and by copies that read or write it
+    out, in  everything that leaves or enters a device
+    link     mesh: one per ordered pair; ring: one per hop and direction; a switch has none
+    engine   of every device; lanes share one where there are fewer engines than lanes
+    driven   what core-driven transfers together bring out of a device
+
+Where all ranks do the same, shifted around the node, each of them sees what rank 0 sees. Then one
+rank stands for all (`folded`): resources that a shift maps onto each other become one, and rank 0
+draws on it for itself and for its mirror images.
+"""
+
+from __future__ import annotations
+
+from weft.machine import Machine
+from weft.simulate.cost import bandwidth_of
+from weft.simulate.sharing import Resource
+
+Draws = list[tuple[tuple[object, ...], float]]
+
+
+class Node:
+    """Resources of `world` devices of a machine, made when first drawn on."""
+
+    def __init__(self, machine: Machine, world: int, folded: bool) -> None:
+        self.machine = machine
+        self.world = world
+        self.folded = folded
+        self._resources: dict[tuple[object, ...], Resource] = {}
+        best = max(protocol.bandwidth for protocol in machine.cores.protocols)
+        reach = machine.links.out_of_device(world) / machine.links.out_of_device(
+            machine.links.world
+        )
+        self._capacity = {
+            "memory": machine.memory.bandwidth,
+            "out": machine.links.total_bandwidth,
+            "in": machine.links.total_bandwidth,
+            "link": machine.links.bandwidth,
+            "engine": 1.0,
+            "driven": best * reach,
+        }
+
+    def memory(self, rank: int) -> Resource:
+        return self._resource(("memory", rank))
+
+    def memory_bandwidth(self, units: int) -> float:
+        """What kernels and copies together draw from a memory while kernels have so many units."""
+        return max(self.machine.memory.bandwidth, bandwidth_of(self.machine, units))
+
+    def draws(self, wanted: Draws) -> tuple[tuple[Resource, float], ...]:
+        """The resources of (name, draw) pairs; draws on the same resource are summed."""
+        total: dict[Resource, float] = {}
+        for name, draw in wanted:
+            resource = self._resource(name)
+            total[resource] = total.get(resource, 0.0) + draw
+        return tuple((resource, draw) for resource, draw in total.items() if draw > 0.0)
+
+    def route(self, source: int, target: int, draw: float) -> Draws:
+        """What bytes from one rank to another draw on, besides memory."""
+        ports: Draws = [(("out", source), draw), (("in", target), draw)]
+        topology = self.machine.links.topology
+        if topology == "mesh":
+            return [*ports, (("link", source, target), draw)]
+        if topology == "ring":
+            return [*ports, *((("link", *hop), draw) for hop in self._hops(source, target))]
+        return ports
+
+    def engine(self, rank: int, peer: int, seconds_per_byte: float) -> Draws:
+        """The engine behind the lane to a peer, which works on one byte at a time."""
+        index = (peer - rank) % self.world % self.machine.engines.count
+        return [(("engine", rank, index), seconds_per_byte)]
+
+    def _hops(self, source: int, target: int) -> list[tuple[int, int]]:
+        """Neighbouring pairs on the shorter way round; upwards where both are as long."""
+        up = (target - source) % self.world
+        step, count = (1, up) if 2 * up <= self.world else (-1, self.world - up)
+        stops = [(source + step * hop) % self.world for hop in range(count + 1)]
+        return list(zip(stops[:-1], stops[1:], strict=True))
+
+    def _resource(self, name: tuple[object, ...]) -> Resource:
+        if self.folded:
+            name = self._fold(name)
+        resource = self._resources.get(name)
+        if resource is None:
+            resource = Resource(name, self._capacity[str(name[0])])
+            self._resources[name] = resource
+        return resource
+
+    def _fold(self, name: tuple[object, ...]) -> tuple[object, ...]:
+        kind, rank, *rest = name
+        if kind == "link":
+            assert isinstance(rank, int) and isinstance(rest[0], int)
+            return (kind, 0, (rest[0] - rank) % self.world)
+        return (kind, 0, *rest)

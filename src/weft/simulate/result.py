@@ -1,0 +1,106 @@
+"""What a simulation found: when every piece ran, from which a Timeline is made on request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from weft.machine import Machine
+from weft.plan.adaptive import merged
+from weft.plan.tasks import AnyTask, Copy, Matmul, Permute, Plan
+from weft.simulate.demand import num_flops
+from weft.timeline import COMPUTE, Span, Timeline
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A task, or several merged into one, from `start` to `end`; its body began at `body`.
+
+    `local` is how long the body takes with the machine to itself and its operands at hand, `alone`
+    the same with remote operands read over idle links.
+    """
+
+    run: tuple[AnyTask, ...]
+    task: AnyTask
+    start: float
+    body: float
+    end: float
+    local: float
+    alone: float
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.start
+
+    @property
+    def launch(self) -> float:
+        """The fixed part: command, launch, gap to the kernel before, adaptive decision."""
+        return self.body - self.start
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """The pieces of all ranks, or of rank 0 alone where it stands for all of them."""
+
+    plan: Plan
+    machine: Machine
+    pieces: tuple[Piece, ...]
+    folded: bool
+
+    @cached_property
+    def seconds(self) -> float:
+        """From the call to the end of the last task of any rank."""
+        return max((piece.end for piece in self.pieces), default=0.0)
+
+    @property
+    def last_rank(self) -> int:
+        """The rank that decides how long it takes."""
+        last = max(self.pieces, key=lambda piece: (piece.end, -piece.task.rank), default=None)
+        return 0 if last is None else last.task.rank
+
+    def compute_pieces(self, rank: int) -> list[Piece]:
+        """What ran on the compute lane of a rank that was simulated, in order."""
+        return [p for p in self.pieces if p.task.rank == rank and p.task.lane == COMPUTE]
+
+    def timeline(self) -> Timeline:
+        """The spans of all ranks. A span has the fixed part and the body of its task in it; the
+        time until a waiter on another lane learns of an end is a gap between spans."""
+        spans = sorted(self._spans(), key=lambda span: (span.rank, span.lane, span.start))
+        title = f"{self.plan.schedule} on {self.machine.title}, simulated"
+        return Timeline(tuple(spans), title)
+
+    def _spans(self) -> Iterator[Span]:
+        if not self.folded:
+            for piece in self.pieces:
+                yield self._span(piece, piece.task)
+            return
+        ranks: list[list[AnyTask]] = [[] for _ in range(self.plan.operation.world)]
+        place: dict[int, int] = {}
+        for task in self.plan.tasks:
+            place[task.id] = len(ranks[task.rank])
+            ranks[task.rank].append(task)
+        for piece in self.pieces:
+            places = [place[task.id] for task in piece.run]
+            for tasks in ranks:
+                run = [tasks[index] for index in places]
+                matmuls = [task for task in run if isinstance(task, Matmul)]
+                yield self._span(piece, merged(matmuls) if len(matmuls) > 1 else run[0])
+
+    def _span(self, piece: Piece, task: AnyTask) -> Span:
+        if isinstance(task, Copy):
+            num_bytes = self.plan.num_bytes(task.source)
+        elif isinstance(task, Permute):
+            num_bytes = sum(map(self.plan.num_bytes, task.sources))
+        else:
+            num_bytes = sum(self.plan.num_bytes(r) for r in task.reads() if r.rank != task.rank)
+        return Span(
+            task.rank,
+            task.lane,
+            task.label,
+            task.kind,
+            piece.start,
+            piece.end,
+            num_bytes,
+            num_flops(task),
+        )

@@ -1,0 +1,159 @@
+"""Fluid sharing: how fast everything that is active goes on, given what it draws from resources.
+
+A flow is a stream of bytes with a rate of its own that it never exceeds (its cap), and a draw from
+each resource it uses, per byte of its stream. Rates are max-min fair: all rise together until a
+flow reaches its cap or a resource is used up, those stop, and the others rise on.
+
+Only resources whose flows could together ask for more than there is (tight ones) can slow anyone,
+so a change reaches only the flows it is joined to through tight resources. That keeps the cost of
+an event independent of how much else goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+_ROUNDING = 1e-9
+
+
+class Resource:
+    """Something that flows share: a link, a port, an engine, the memory of a device."""
+
+    __slots__ = ("asked", "capacity", "flows", "name", "tight")
+
+    def __init__(self, name: tuple[object, ...], capacity: float) -> None:
+        self.name = name
+        self.capacity = capacity
+        self.flows: dict[Flow, float] = {}
+        self.asked = 0.0
+        self.tight = False
+
+    def __repr__(self) -> str:
+        return f"Resource({self.name}, {self.capacity:g}, {len(self.flows)} flows)"
+
+
+class Flow:
+    """`size` bytes to go at no more than `cap` bytes per second, drawing on resources."""
+
+    __slots__ = ("cap", "draws", "left", "owner", "rate", "since", "version")
+
+    def __init__(
+        self,
+        owner: Any,
+        size: float,
+        cap: float,
+        draws: tuple[tuple[Resource, float], ...],
+        now: float,
+    ) -> None:
+        self.owner = owner
+        self.left = size
+        self.cap = cap
+        self.draws = draws
+        self.rate = 0.0
+        self.since = now
+        self.version = 0
+
+
+class Sharing:
+    """The active flows. Tell it what changes, then `settle` to have the new rates."""
+
+    def __init__(self) -> None:
+        self._changed: dict[Flow, None] = {}
+        self._touched: dict[Resource, bool] = {}
+
+    def start(self, flow: Flow) -> None:
+        for resource, draw in flow.draws:
+            self._touch(resource)
+            resource.flows[flow] = draw
+            resource.asked += flow.cap * draw
+        self._changed[flow] = None
+
+    def stop(self, flow: Flow) -> None:
+        for resource, draw in flow.draws:
+            self._touch(resource)
+            del resource.flows[flow]
+            # Sums of floats drift; an empty resource is a good moment to forget that.
+            resource.asked = resource.asked - flow.cap * draw if resource.flows else 0.0
+        self._changed.pop(flow, None)
+
+    def set_cap(self, flow: Flow, cap: float) -> None:
+        for resource, draw in flow.draws:
+            self._touch(resource)
+            resource.asked += (cap - flow.cap) * draw
+        flow.cap = cap
+        self._changed[flow] = None
+
+    def set_capacity(self, resource: Resource, capacity: float) -> None:
+        self._touch(resource)
+        resource.capacity = capacity
+
+    def settle(self, now: float) -> list[Flow]:
+        """Brings all rates up to date; returns the flows that now go at another rate."""
+        affected = self._changed
+        joined: dict[Resource, None] = {}
+        queue: list[Resource] = []
+        for resource, was_tight in self._touched.items():
+            resource.tight = resource.asked > resource.capacity * (1.0 + _ROUNDING)
+            if was_tight or resource.tight:
+                joined[resource] = None
+                queue.append(resource)
+        for flow in affected:
+            _join(flow.draws, joined, queue)
+        while queue:
+            for flow in queue.pop().flows:
+                if flow not in affected:
+                    affected[flow] = None
+                    _join(flow.draws, joined, queue)
+        tight = [resource for resource in joined if resource.tight]
+        rates = _fill(affected, tight) if tight else {flow: flow.cap for flow in affected}
+        moved = []
+        for flow, rate in rates.items():
+            if rate != flow.rate:
+                flow.left -= flow.rate * (now - flow.since)
+                flow.since = now
+                flow.rate = rate
+                flow.version += 1
+                moved.append(flow)
+        self._changed, self._touched = {}, {}
+        return moved
+
+    def _touch(self, resource: Resource) -> None:
+        if resource not in self._touched:
+            self._touched[resource] = resource.tight
+
+
+def _join(
+    draws: Iterable[tuple[Resource, float]], joined: dict[Resource, None], queue: list[Resource]
+) -> None:
+    for resource, _ in draws:
+        if resource.tight and resource not in joined:
+            joined[resource] = None
+            queue.append(resource)
+
+
+def _fill(flows: Iterable[Flow], tight: list[Resource]) -> dict[Flow, float]:
+    """Max-min fair rates: raise all together; stop who is at its cap or on a full resource."""
+    pending = dict.fromkeys(flows)
+    left = {resource: resource.capacity for resource in tight}
+    weight = {resource: sum(resource.flows.values()) for resource in tight}
+    count = {resource: len(resource.flows) for resource in tight}
+    rates: dict[Flow, float] = {}
+    level = 0.0
+    while pending:
+        levels = {r: left[r] / weight[r] for r in tight if count[r]}
+        # Levels never fall; holding on to that keeps rounding from ever stopping a flow at zero.
+        level = max(level, min(levels.values(), default=float("inf")))
+        stopping = {flow: flow.cap for flow in pending if flow.cap <= level}
+        if not stopping:
+            full = [r for r, at in levels.items() if at <= level * (1.0 + _ROUNDING)]
+            stopping = {flow: level for r in full for flow in r.flows if flow in pending}
+        for flow, rate in stopping.items():
+            del pending[flow]
+            rates[flow] = rate
+            for resource, draw in flow.draws:
+                if resource in left:
+                    left[resource] -= rate * draw
+                    weight[resource] -= draw
+                    count[resource] -= 1
+    return rates

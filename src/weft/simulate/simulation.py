@@ -1,0 +1,49 @@
+"""The way in: simulates a plan on a machine, rank 0 alone where all ranks mirror it."""
+
+from __future__ import annotations
+
+from weft.errors import Unsupported
+from weft.machine import Machine
+from weft.plan.tasks import Plan
+from weft.simulate.events import Events
+from weft.simulate.result import Simulation
+from weft.simulate.symmetry import is_symmetric, ranks_of
+from weft.timeline import Timeline
+
+
+def simulate(plan: Plan, machine: Machine) -> Timeline:
+    """The timeline that the plan would have on the machine; all ranks are called at time 0."""
+    return run(plan, machine).timeline()
+
+
+def run(plan: Plan, machine: Machine, *, fold: bool = True) -> Simulation:
+    """Simulates the plan; `fold=False` simulates every rank even where one can stand for all."""
+    check_fits(plan, machine)
+    ranks = ranks_of(plan)
+    if fold and len(ranks) > 1 and is_symmetric(plan, ranks):
+        place = {task.id: index for tasks in ranks for index, task in enumerate(tasks)}
+        first = ranks[0]
+        after = [[first[place[other]].id for other in task.after] for task in first]
+        pieces = Events(plan, machine, first, after, True).run()
+        return Simulation(plan, machine, tuple(pieces), True)
+    after_all = [task.after for task in plan.tasks]
+    pieces = Events(plan, machine, plan.tasks, after_all, False).run()
+    return Simulation(plan, machine, tuple(pieces), False)
+
+
+def check_fits(plan: Plan, machine: Machine) -> None:
+    """Refuses a plan with more ranks than the machine has devices, or more bytes than they hold."""
+    world = plan.operation.world
+    if world > machine.links.world:
+        raise Unsupported(
+            f"{plan.operation.label} needs {world} devices; {machine.name} has {machine.links.world}"
+        )
+    needed = [0] * world
+    for buffer in plan.buffers:
+        needed[buffer.rank] += buffer.num_bytes
+    most = max(needed, default=0)
+    if most > machine.memory.capacity:
+        raise Unsupported(
+            f"{plan.operation.label} with {plan.schedule} needs {most / 1e9:.1f} GB on each rank; "
+            f"a device of {machine.name} has {machine.memory.capacity / 1e9:.1f} GB"
+        )

@@ -1,0 +1,209 @@
+"""How much would overlap give, under which schedule, and why: shapes x schedules, simulated.
+
+For every shape there are four times. `compute` and `communication` are each simulated alone,
+`serial` is one after the other, and `ideal` is the longer of the two. Serial is whichever is faster
+of gathering with copy engines and gathering with cores: a schedule is credited for overlapping,
+never for having the better engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from weft.errors import Unsupported
+from weft.machine import Machine
+from weft.operation import find
+from weft.plan.tasks import AnyTask, Copy, Plan, Plannable
+from weft.schedule import Schedule
+from weft.simulate import Losses, Simulation, check_fits, losses, run
+from weft.study.shapes import Shape
+from weft.timeline import Timeline, percent_of_ideal
+
+Progress = Callable[[int, int, str], None]
+"""Called with how many scenarios are done, of how many, and which one is next."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One schedule in one scenario."""
+
+    schedule: Schedule
+    seconds: float
+    speedup: float
+    percent_of_ideal: float
+    losses: Losses
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One shape: its four times in seconds, and every schedule that fits the machine.
+
+    `refused` has the schedules that do not, with the reason.
+    """
+
+    shape: Shape
+    operation: Plannable
+    baseline: Schedule
+    compute: float
+    communication: float
+    serial: float
+    outcomes: tuple[Outcome, ...]
+    refused: tuple[tuple[Schedule, str], ...] = ()
+
+    @property
+    def ideal(self) -> float:
+        return max(self.compute, self.communication)
+
+    @property
+    def best(self) -> Outcome:
+        return min(self.outcomes, key=lambda outcome: outcome.seconds)
+
+    def outcome(self, schedule: Schedule | str) -> Outcome:
+        """What a schedule gave here."""
+        wanted = Schedule.parse(schedule) if isinstance(schedule, str) else schedule
+        for outcome in self.outcomes:
+            if outcome.schedule == wanted:
+                return outcome
+        reasons = dict(self.refused)
+        raise Unsupported(
+            f"{wanted} was refused: {reasons[wanted]}"
+            if wanted in reasons
+            else f"{wanted} was not explored for {self.shape.label}"
+        )
+
+
+@dataclass(frozen=True)
+class Exploration:
+    """All scenarios on one machine."""
+
+    machine: Machine
+    operation: str
+    world: int
+    scenarios: tuple[Scenario, ...]
+
+    def scenario(self, label: str) -> Scenario:
+        for scenario in self.scenarios:
+            if scenario.shape.label == label:
+                return scenario
+        raise Unsupported(f"there is no scenario {label!r}")
+
+    def timeline(self, label: str, schedule: Schedule | str) -> Timeline:
+        """The timeline behind an outcome. Simulated anew: it takes less than it takes to keep."""
+        scenario = self.scenario(label)
+        plan = scenario.operation.lower(scenario.outcome(schedule).schedule)
+        return run(plan, self.machine).timeline()
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data in milliseconds, for `json.dump`."""
+        return {"scenarios": [_scenario_json(scenario) for scenario in self.scenarios]}
+
+
+def explore(
+    machine: Machine,
+    operation_name: str,
+    shapes: Sequence[Shape],
+    world: int,
+    schedules: Sequence[Schedule] | None = None,
+    progress: Progress | None = None,
+) -> Exploration:
+    """Simulates schedules (by default `Schedule.space`) of an operation for every shape.
+
+    Shapes are unsharded: every rank has N / world columns of B, rounded up. A schedule whose
+    workspace does not fit is left out with the reason; a shape that does not fit at all is an error.
+    """
+    if world < 1:
+        raise Unsupported(f"there must be at least 1 rank, not {world}")
+    if not shapes:
+        raise Unsupported("there are no shapes to explore")
+    kind = find(operation_name)
+    scenarios = []
+    for number, shape in enumerate(shapes):
+        if progress is not None:
+            progress(number, len(shapes), shape.label)
+        columns = -(-shape.n // world)
+        operation: Plannable = kind.of(shape.m, columns, shape.k, world, shape.dtype)
+        try:
+            scenarios.append(_explore(machine, operation, shape, schedules))
+        except Unsupported as error:
+            raise Unsupported(f"{shape.label}: {error}") from error
+    if progress is not None:
+        progress(len(shapes), len(shapes), "")
+    return Exploration(machine, operation_name, world, tuple(scenarios))
+
+
+def _explore(
+    machine: Machine, operation: Plannable, shape: Shape, schedules: Sequence[Schedule] | None
+) -> Scenario:
+    known: dict[Schedule, Simulation] = {}
+    for engine in ("dma", "cores"):
+        schedule = Schedule.parse(f"serial@{engine}")
+        known[schedule] = run(operation.lower(schedule), machine)
+    baseline = min(known, key=lambda schedule: known[schedule].seconds)
+    serial = known[baseline].seconds
+    compute = run(operation.compute_only().lower(Schedule.parse("serial")), machine)
+    communication = run(_only_copies(operation.lower(baseline)), machine).seconds
+    outcomes, refused = [], []
+    for schedule in Schedule.space(operation) if schedules is None else schedules:
+        plan = operation.lower(schedule)
+        try:
+            check_fits(plan, machine)
+        except Unsupported as error:
+            refused.append((schedule, str(error)))
+            continue
+        simulation = known.get(schedule) or run(plan, machine)
+        seconds = simulation.seconds
+        outcomes.append(
+            Outcome(
+                schedule,
+                seconds,
+                serial / seconds if seconds else 1.0,
+                percent_of_ideal(serial, seconds, compute.seconds, communication),
+                losses(simulation, compute, communication),
+            )
+        )
+    return Scenario(
+        shape,
+        operation,
+        baseline,
+        compute.seconds,
+        communication,
+        serial,
+        tuple(outcomes),
+        tuple(refused),
+    )
+
+
+def _only_copies(plan: Plan) -> Plan:
+    """The communication of a plan alone."""
+    copies = [task for task in plan.tasks if isinstance(task, Copy)]
+    ids = {task.id: number for number, task in enumerate(copies)}
+    tasks: list[AnyTask] = [
+        replace(task, id=ids[task.id], after=tuple(ids[i] for i in task.after if i in ids))
+        for task in copies
+    ]
+    return replace(plan, tasks=tuple(tasks))
+
+
+def _scenario_json(scenario: Scenario) -> dict[str, Any]:
+    return {
+        "id": scenario.shape.label,
+        "compute_ms": 1e3 * scenario.compute,
+        "communication_ms": 1e3 * scenario.communication,
+        "serial_ms": 1e3 * scenario.serial,
+        "ideal_ms": 1e3 * scenario.ideal,
+        "schedules": [
+            {
+                "name": outcome.schedule.name,
+                "ms": 1e3 * outcome.seconds,
+                "speedup": outcome.speedup,
+                "percent_of_ideal": outcome.percent_of_ideal,
+                "losses": {
+                    f"{cause}_ms": 1e3 * seconds
+                    for cause, seconds in asdict(outcome.losses).items()
+                },
+            }
+            for outcome in scenario.outcomes
+        ],
+    }

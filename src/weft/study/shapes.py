@@ -1,0 +1,116 @@
+"""The shapes that a study asks about: one given, a file of them, or those that ship as data."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from weft.errors import Unsupported, nearest
+from weft.operation import ITEM_BYTES
+
+_SHIPPED = Path(__file__).parent / "scenarios"
+_SIZES = ("m", "n", "k")
+_KNOWN = ("id", *_SIZES, "dtype", "note")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A GEMM over all ranks, unsharded: C[m, n] = A[m, k] B[k, n]."""
+
+    m: int
+    n: int
+    k: int
+    id: str = ""
+    dtype: str = "bfloat16"
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        for name in _SIZES:
+            if getattr(self, name) < 1:
+                raise Unsupported(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.dtype not in ITEM_BYTES:
+            raise Unsupported(f"there is no dtype {self.dtype!r}{nearest(self.dtype, ITEM_BYTES)}")
+
+    @property
+    def label(self) -> str:
+        """The id, or the sizes of a shape without one."""
+        return self.id or f"{self.m}x{self.n}x{self.k}"
+
+
+def ficco() -> tuple[Shape, ...]:
+    """The 16 GEMMs of the FiCCO evaluation; their file says where they come from.
+
+    Sizes are unsharded, so each rank has N / world columns of B. g14 to g16 are expert-parallel;
+    as an all-gather they are explored like the others (same flops per rank, more bytes).
+    """
+    return from_csv(_SHIPPED / "ficco.csv")
+
+
+def from_csv(path: str | Path) -> tuple[Shape, ...]:
+    """The shapes of a file with the columns m, n, k, and if wanted id, dtype and note.
+
+    Lines that are empty or start with # are left out.
+    """
+    path = Path(path)
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise Unsupported(f"{path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise Unsupported(f"{path} is not a text file in UTF-8") from error
+    kept = [(n, line) for n, line in enumerate(lines, 1) if line.strip() and line[0] != "#"]
+    if not kept:
+        raise Unsupported(f"{path.name} is empty; its first line must name the columns m, n and k")
+    header = [name.strip() for name in _fields(kept[0][1])]
+    _check_header(header, path.name, kept[0][0])
+    shapes: list[Shape] = []
+    seen: dict[str, int] = {}
+    for number, line in kept[1:]:
+        where = f"{path.name} line {number}"
+        shape = _shape(header, _fields(line), where)
+        if shape.label in seen:
+            raise Unsupported(f"{where}: {shape.label} is on line {seen[shape.label]} already")
+        seen[shape.label] = number
+        shapes.append(shape)
+    if not shapes:
+        raise Unsupported(f"{path.name} has no shapes below its header")
+    return tuple(shapes)
+
+
+def _fields(line: str) -> list[str]:
+    return next(csv.reader([line]))
+
+
+def _check_header(header: list[str], name: str, number: int) -> None:
+    for column in header:
+        if column not in _KNOWN:
+            raise Unsupported(
+                f"{name} line {number}: unknown column {column!r}{nearest(column, _KNOWN)}"
+            )
+    for column in _SIZES:
+        if column not in header:
+            raise Unsupported(f"{name} line {number}: there is no column {column}")
+    if len(set(header)) < len(header):
+        raise Unsupported(f"{name} line {number}: a column is there twice")
+
+
+def _shape(header: Iterable[str], values: list[str], where: str) -> Shape:
+    header = list(header)
+    if len(values) != len(header):
+        raise Unsupported(f"{where}: there are {len(values)} values for {len(header)} columns")
+    row = {column: value.strip() for column, value in zip(header, values, strict=True)}
+    sizes = {}
+    for column in _SIZES:
+        try:
+            sizes[column] = int(row[column])
+        except ValueError as error:
+            raise Unsupported(
+                f"{where}: {column} must be a whole number, not {row[column]!r}"
+            ) from error
+    texts = {key: row[key] for key in ("id", "dtype", "note") if row.get(key)}
+    try:
+        return Shape(**sizes, **texts)  # type: ignore[arg-type]
+    except Unsupported as error:
+        raise Unsupported(f"{where}: {error}") from error
