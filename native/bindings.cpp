@@ -35,6 +35,7 @@ struct RunningCall {
 
 NB_MODULE(_native, m) {
   m.doc() = "weft's native host fabric: heap, signals, engines, links.";
+  m.attr("VERSION") = WEFT_VERSION;
   m.attr("MAX_WORLD") = kMaxWorld;
   m.attr("MAX_SLOTS") = kMaxSlots;
   m.attr("MAX_COUNTERS") = kMaxCounters;

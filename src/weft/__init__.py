@@ -1,0 +1,72 @@
+"""weft hides communication behind computation in distributed ML: run it, explain it, explore it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from weft.errors import Error, InvalidPlan, Mismatch, PeerLost, Timeout, Unsupported
+from weft.fabric import Link
+from weft.fabric import of as _fabric_of
+from weft.ops.all_gather_matmul import all_gather_matmul
+from weft.run.explain import Explanation, explain
+from weft.run.record import Recording, record
+from weft.schedule import Schedule
+from weft.timeline import Span, Timeline
+
+if TYPE_CHECKING:
+    import torch
+    import torch.distributed as dist
+
+
+def symmetric_empty(
+    *shape: int | Sequence[int],
+    dtype: torch.dtype | None = None,
+    group: dist.ProcessGroup | None = None,
+) -> torch.Tensor:
+    """A tensor like `torch.empty(*shape, dtype=dtype)` in memory that the ranks of a group share,
+    so that weft's operators on that group read it in place instead of staging it."""
+    import torch
+
+    sizes: list[int] = []
+    for size in shape:
+        sizes.extend([size] if isinstance(size, int) else size)
+    return _fabric_of(group).symmetric_empty(sizes, dtype or torch.get_default_dtype())
+
+
+def configure(
+    *,
+    group: dist.ProcessGroup | None = None,
+    deadline: float | None = None,
+    link: str | Link | None = None,
+) -> None:
+    """Sets, on this rank of a group, how long a wait may take (seconds) and how fast links are
+    (`"memory"`, a rate such as `"0.1GB/s"`, or a `Link`). Set the same link on every rank."""
+    fabric = _fabric_of(group)
+    if deadline is not None:
+        if not deadline > 0:
+            raise Unsupported(f"a deadline must be above zero seconds, not {deadline}")
+        fabric.deadline = float(deadline)
+    if link is not None:
+        fabric.set_link(Link.parse(link) if isinstance(link, str) else link)
+
+
+__all__ = [
+    "Error",
+    "Explanation",
+    "InvalidPlan",
+    "Link",
+    "Mismatch",
+    "PeerLost",
+    "Recording",
+    "Schedule",
+    "Span",
+    "Timeline",
+    "Timeout",
+    "Unsupported",
+    "all_gather_matmul",
+    "configure",
+    "explain",
+    "record",
+    "symmetric_empty",
+]

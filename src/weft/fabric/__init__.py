@@ -1,0 +1,48 @@
+"""Where bytes really move. `of(group)` gives the fabric of a torch.distributed group."""
+
+from __future__ import annotations
+
+import atexit
+
+import torch.distributed as dist
+
+from weft.errors import Unsupported
+from weft.fabric.host import HostFabric
+from weft.fabric.link import Link
+
+_open: dict[int, HostFabric] = {}
+
+
+def of(group: dist.ProcessGroup | None = None) -> HostFabric:
+    """The fabric of a group (None: of all ranks), opened at the first call, which all ranks make."""
+    if not dist.is_available() or not dist.is_initialized():
+        raise Unsupported(
+            "there is no process group yet; call torch.distributed.init_process_group('gloo') first"
+        )
+    found = group if group is not None else dist.group.WORLD
+    if found is None or found == dist.GroupMember.NON_GROUP_MEMBER:
+        raise Unsupported("this rank is not in the group; call only from ranks that are")
+    fabric = _open.get(id(found))
+    if fabric is None or fabric.group is not found:
+        _close_stale()
+        fabric = _open[id(found)] = HostFabric(found)
+    return fabric
+
+
+def _close_stale() -> None:
+    """Closes the fabrics of groups that torch.distributed has destroyed."""
+    alive = dist.distributed_c10d._world.pg_map
+    for key, fabric in list(_open.items()):
+        if fabric.group not in alive:
+            fabric.close()
+            del _open[key]
+
+
+@atexit.register
+def _close_all() -> None:
+    for fabric in _open.values():
+        fabric.close()
+    _open.clear()
+
+
+__all__ = ["HostFabric", "Link", "of"]

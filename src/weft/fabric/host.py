@@ -1,0 +1,248 @@
+"""The host fabric: ranks are processes of one machine and share memory.
+
+torch.distributed only introduces the ranks to each other. From then on a call is: every rank enters
+with a header that says what it means to do and where its buffers are; engines and compute of each
+rank go on as soon as all headers agree; a rank is done when it touches no other rank's memory any
+more. Calls are numbered, and every counter is compared with the call's number, so nothing is ever
+reset and no call ends with a barrier.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from weft.errors import Error, PeerLost, Timeout, Unsupported
+from weft.fabric import _native
+from weft.fabric.link import TOPOLOGIES, Link
+
+OK, TIMEOUT, PEER_LOST, PEER_LEFT, PEER_FAILED, CANCELLED, DISAGREE, AGAIN = range(8)
+Outcome = tuple[int, int]
+
+DEFAULT_DEADLINE = 60.0
+SPIN_NS = 100_000
+"""How long a waiting compute thread spins before it sleeps, where every rank has a core."""
+
+DISCARD = "weft needs all ranks of a group on one machine"
+
+
+@dataclass(frozen=True)
+class _Card:
+    """What a rank tells the others when they meet."""
+
+    machine: str
+    pid: int
+    fd: int
+    version: str
+    error: str = ""
+
+
+class HostFabric:
+    """The shared memory, engines and call numbers of one group. Made by `weft.fabric.of(group)`."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group = group
+        self.rank: int = dist.get_rank(group)
+        self.world: int = dist.get_world_size(group)
+        self.deadline = float(os.environ.get("WEFT_DEADLINE", DEFAULT_DEADLINE))
+        self.link = Link()
+        self.lock = threading.RLock()
+        self.call = 0
+        self.broken: Error | None = None
+        self.runners: dict[Any, Any] = {}
+        self._stage: list[Any] = [None, None]
+        self._workspace = torch.empty(0, dtype=torch.uint8)
+        self.native = self._introduce()
+        link = os.environ.get("WEFT_LINK")
+        if link:
+            self.set_link(Link.parse(link))
+
+    def _introduce(self) -> _native.Fabric:
+        if self.world > _native.MAX_WORLD:
+            raise Unsupported(
+                f"the host fabric takes up to {_native.MAX_WORLD} ranks, not {self.world}"
+            )
+        span = _heap_span()
+        fd, error = -1, ""
+        if self.rank == 0:
+            try:
+                fd = _native.create_heap(self.world, span)
+            except (RuntimeError, OSError) as failure:
+                error = str(failure)
+        cards = self._exchange(_Card(_machine(), os.getpid(), fd, _native.VERSION, error))
+        for rank, card in enumerate(cards):
+            if card.error:
+                raise Unsupported(f"rank {rank} {card.error}")
+            if card.machine != cards[0].machine:
+                raise Unsupported(f"{DISCARD}; ranks 0 and {rank} are on different ones")
+            if card.version != cards[0].version:
+                raise Unsupported(
+                    f"rank 0 runs weft {cards[0].version} and rank {rank} {card.version}; "
+                    "install the same version everywhere"
+                )
+        native: _native.Fabric | None = None
+        error = ""
+        try:
+            if self.rank != 0:
+                fd = os.open(f"/proc/{cards[0].pid}/fd/{cards[0].fd}", os.O_RDWR | os.O_CLOEXEC)
+            spin = SPIN_NS if (os.cpu_count() or 1) >= self.world else 0
+            native = _native.Fabric(fd, self.rank, self.world, span, spin)
+            for rank, card in enumerate(cards):
+                if rank != self.rank:
+                    native.watch(rank, os.pidfd_open(card.pid))
+        except (RuntimeError, OSError) as failure:
+            error = f"cannot share memory with rank 0: {failure}"
+        # A second round, so that every rank has opened the memory or all know that one could not.
+        for rank, card in enumerate(self._exchange(_Card(_machine(), os.getpid(), fd, "", error))):
+            if card.error:
+                raise Unsupported(f"rank {rank} {card.error}")
+        assert native is not None
+        return native
+
+    def _exchange(self, card: _Card) -> list[_Card]:
+        cards: list[Any] = [None] * self.world
+        dist.all_gather_object(cards, card, group=self.group)
+        return cards
+
+    # -- memory ------------------------------------------------------------------------------------
+
+    def symmetric_empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """A tensor in this rank's part of the heap, where peers can reach it without staging."""
+        count = 1
+        for size in shape:
+            count *= size
+        block = self._allocate(max(count * dtype.itemsize, 1))
+        return torch.from_numpy(block.array()).view(dtype)[:count].view(tuple(shape))
+
+    def share(self, tensor: torch.Tensor) -> tuple[int, bool]:
+        """Puts a contiguous tensor where peers can read it: (its offset in the heap, whether it was
+        there already). Ordinary tensors are staged; two stages take turns, and a stage's last
+        readers have left before its turn comes again."""
+        offset = self.native.offset_of(tensor.data_ptr())
+        if offset >= 0:
+            return offset, True
+        size = tensor.numel() * tensor.element_size()
+        turn = self.call % 2
+        if self._stage[turn] is None or self._stage[turn].numel() < size:
+            self._stage[turn] = None
+            self._stage[turn] = self.symmetric_empty((size,), torch.uint8)
+        stage: torch.Tensor = self._stage[turn]
+        if size:
+            stage[:size].view(tensor.dtype).copy_(tensor.view(-1))
+        return self.native.offset_of(stage.data_ptr()), False
+
+    def workspace(self, size: int) -> torch.Tensor:
+        """Private memory for one call at a time, kept between calls."""
+        if self._workspace.numel() < size:
+            self._workspace = torch.empty(size, dtype=torch.uint8)
+        return self._workspace
+
+    def _allocate(self, size: int) -> _native.Block:
+        try:
+            return self.native.allocate(size)
+        except MemoryError:
+            raise Unsupported(
+                f"the symmetric heap cannot hold {size / 2**20:.0f} MiB more; "
+                "set WEFT_HEAP to a larger size, e.g. WEFT_HEAP=64GiB"
+            ) from None
+
+    # -- links -------------------------------------------------------------------------------------
+
+    def set_link(self, link: Link) -> None:
+        """Sets how fast peers reach each other. Every rank sets the same."""
+        self.link = link
+        topology = TOPOLOGIES.index(link.topology)
+        self.native.set_link(link.bandwidth or 0.0, int(link.latency * 1e9), topology)
+
+    # -- calls -------------------------------------------------------------------------------------
+
+    def next_call(self) -> int:
+        """The number of the call that starts now; raises if the group is over."""
+        if self.broken is not None:
+            raise type(self.broken)(
+                f"this group is over since call {self.call} ({self.broken}); form a new group"
+            )
+        self.call += 1
+        return self.call
+
+    def deadline_ns(self) -> int:
+        return _native.now_ns() + int(self.deadline * 1e9)
+
+    def wait(self, what: Callable[[], Outcome], doing: str, waiting_for: str) -> Outcome:
+        """Repeats a native wait until it has an answer (Python handles its signals in between);
+        raises if the answer is that the call cannot go on."""
+        while True:
+            outcome = what()
+            if outcome[0] in (OK, DISAGREE, CANCELLED):
+                return outcome
+            if outcome[0] != AGAIN:
+                raise self.failure(outcome, doing, waiting_for)
+
+    def failure(self, outcome: Outcome, doing: str, waiting_for: str) -> Error:
+        """The error for an outcome; marks the group as over, for this rank and for its peers."""
+        code, rank = outcome
+        where = f"in call {self.call} ({doing})"
+        error: Error
+        if code == TIMEOUT:
+            late = [
+                r
+                for r in range(self.world)
+                if r != self.rank and self.native.entered(r) < self.call
+            ]
+            if late:
+                waiting_for = f"{_ranks(late)} to enter the call"
+            error = Timeout(
+                f"rank {self.rank} waited {self.deadline:g} s {where} for {waiting_for}; "
+                "see what that rank is doing, or allow more with weft.configure(deadline=...)"
+            )
+        elif code == PEER_LOST:
+            error = PeerLost(f"rank {rank} died; rank {self.rank} was {where}", rank)
+        elif code == PEER_LEFT:
+            error = PeerLost(f"rank {rank} left the group; rank {self.rank} was {where}", rank)
+        elif code == PEER_FAILED:
+            gave_up = self.native.failed(rank)
+            error = PeerLost(
+                f"rank {rank} gave up in call {gave_up}; rank {self.rank} was {where}", rank
+            )
+        else:
+            error = Error(f"rank {self.rank} was stopped {where} while it waited for {waiting_for}")
+        self.give_up(error)
+        return error
+
+    def give_up(self, error: Error) -> None:
+        """Ends the group for this rank, and tells the others."""
+        if self.broken is None:
+            self.broken = error
+            self.native.fail(self.call)
+
+    def close(self) -> None:
+        """Leaves the group; memory goes when the last tensor on it does."""
+        self.broken = self.broken or Error("the group was closed")
+        self.runners.clear()
+        self._stage = [None, None]
+        self.native.leave()
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
+
+
+def _machine() -> str:
+    """What is the same for two processes exactly if they share memory and process numbers."""
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip() + os.readlink("/proc/self/ns/pid")
+
+
+def _heap_span() -> int:
+    """Bytes of each rank's part: only a limit, pages come when they are touched."""
+    text = os.environ.get("WEFT_HEAP", "")
+    if text:
+        return int(Link.parse(f"{text}/s").bandwidth or 0)
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return max(total, 2**30) // 2**21 * 2**21

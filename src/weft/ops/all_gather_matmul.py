@@ -1,0 +1,295 @@
+"""`weft.all_gather_matmul` and `torch.ops.weft.all_gather_matmul`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, overload
+
+import torch
+import torch.distributed as dist
+
+from weft import fabric as fabrics
+from weft.errors import Error, Mismatch, Unsupported
+from weft.fabric import HostFabric
+from weft.operation import is_split
+from weft.ops.common import check_group_rank, choose, dtype_name, group_name, resolve_group
+from weft.plan.all_gather_matmul import AllGatherMatmul
+from weft.plan.tasks import Plannable
+from weft.run.call import Tensors, carry_out, check_tensor, refuse
+from weft.run.proposal import Proposal
+from weft.schedule import Schedule
+
+NAME = "all_gather_matmul"
+
+_library = torch.library.Library("weft", "FRAGMENT")
+_library.define(
+    "all_gather_matmul(Tensor A_shard, Tensor[] Bs, int gather_dim, str group_name, *, "
+    'bool return_A=False, str schedule="auto", int[]? shard_rows=None) -> (Tensor?, Tensor[])'
+)
+
+
+@overload
+def all_gather_matmul(
+    x_shard: torch.Tensor,
+    w: torch.Tensor,
+    *,
+    group: dist.ProcessGroup | None = ...,
+    schedule: str | Schedule = ...,
+    out: torch.Tensor | None = ...,
+    return_gathered: bool = ...,
+    gather_dim: int = ...,
+    shard_rows: Sequence[int] | None = ...,
+) -> Any: ...
+@overload
+def all_gather_matmul(
+    x_shard: torch.Tensor,
+    w: Sequence[torch.Tensor],
+    *,
+    group: dist.ProcessGroup | None = ...,
+    schedule: str | Schedule = ...,
+    out: Sequence[torch.Tensor] | None = ...,
+    return_gathered: bool = ...,
+    gather_dim: int = ...,
+    shard_rows: Sequence[int] | None = ...,
+) -> Any: ...
+def all_gather_matmul(
+    x_shard: torch.Tensor,
+    w: torch.Tensor | Sequence[torch.Tensor],
+    *,
+    group: dist.ProcessGroup | None = None,
+    schedule: str | Schedule = "auto",
+    out: torch.Tensor | Sequence[torch.Tensor] | None = None,
+    return_gathered: bool = False,
+    gather_dim: int = 0,
+    shard_rows: Sequence[int] | None = None,
+) -> Any:
+    """Gathers x over the ranks of a group and multiplies it by w, the one hidden behind the other.
+
+    Equals, for shards of equal size::
+
+        x = torch.empty(world * x_shard.shape[0], K)
+        torch.distributed.all_gather_into_tensor(x, x_shard, group)
+        y = x @ w                                  # or [x @ one for one in w]
+
+    Args:
+        x_shard: [rows, K] of this rank, or [..., K] with the gathered dimension `gather_dim`. The
+            shards may be an uneven split, as `tensor_split` or `chunk` would give.
+        w: [K, N], or several of them, e.g. [w_q, w_k, w_v].
+        group: a torch.distributed group whose ranks share this machine; None is all ranks.
+        schedule: a name such as "adaptive@dma", a `Schedule`, or "auto".
+        out: where to put y: [M, N], or one for each w.
+        return_gathered: whether to return the gathered x too.
+        shard_rows: the size of `gather_dim` on every rank, where it is not an even split; in
+            compiled graphs, where it is not equal on all ranks.
+
+    Returns:
+        y [M, N], or a list of them where w is a list; with `return_gathered`, (y, x).
+    """
+    several = isinstance(w, (list, tuple))
+    weights = list(w) if several else [w]
+    if torch.compiler.is_compiling():
+        if out is not None:
+            raise Unsupported("out= cannot be used in a compiled graph; use the returned tensor")
+        gathered, ys = torch.ops.weft.all_gather_matmul(
+            x_shard,
+            weights,
+            gather_dim,
+            group_name(group),
+            return_A=return_gathered,
+            schedule=str(schedule),
+            shard_rows=shard_rows,
+        )
+    else:
+        outs = None if out is None else list(out) if several else [out]
+        gathered, ys = _run(
+            x_shard,
+            weights,  # type: ignore[arg-type]
+            gather_dim,
+            group,
+            return_gathered,
+            schedule,
+            shard_rows,
+            outs,  # type: ignore[arg-type]
+        )
+    y = ys if several else ys[0]
+    return (y, gathered) if return_gathered else y
+
+
+def _run(
+    x_shard: torch.Tensor,
+    weights: list[torch.Tensor],
+    gather_dim: int,
+    group: dist.ProcessGroup | None,
+    return_gathered: bool,
+    schedule: str | Schedule,
+    shard_rows: Sequence[int] | None,
+    outs: list[torch.Tensor] | None,
+) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
+    fabric = fabrics.of(group)
+    try:
+        chosen, why = choose(fabric, schedule)
+        x, inner = _check(x_shard, weights, gather_dim)
+        proposal = _propose(fabric, x, weights, inner, chosen, return_gathered, shard_rows)
+        if outs is not None:
+            _check_outs(outs, weights, x_shard)
+    except Error as error:
+        refuse(fabric, NAME, error)
+        raise
+    inputs = {"x": x, **{f"w{i}": weight for i, weight in enumerate(weights)}}
+
+    def outputs(operation: Plannable, rank: int) -> Tensors:
+        assert isinstance(operation, AllGatherMatmul)
+        made: Tensors = {}
+        for i, weight in enumerate(weights):
+            shape = (operation.m, weight.shape[1])
+            made[f"y{i}"] = x.new_empty(shape) if outs is None else _fit(outs[i], shape)
+        if operation.gathered:
+            made["gathered"] = x.new_empty(operation.m, operation.k)
+        return made
+
+    results = carry_out(fabric, proposal, chosen, why, inputs, ("x",), _combine, outputs)
+    gathered = _shaped(results["gathered"], x_shard, gather_dim) if return_gathered else None
+    if outs is not None:
+        return gathered, outs
+    return gathered, [_shaped(results[f"y{i}"], x_shard, gather_dim) for i in range(len(weights))]
+
+
+def _check(
+    x: torch.Tensor, weights: list[torch.Tensor], gather_dim: int
+) -> tuple[torch.Tensor, int]:
+    """The shard as a matrix whose rows are gathered, and how many rows one index has."""
+    check_tensor("x_shard", x, (2, 3, 4))
+    for i, weight in enumerate(weights):
+        name = "w" if len(weights) == 1 else f"w[{i}]"
+        check_tensor(name, weight, (2,))
+        if weight.dtype != x.dtype:
+            raise Unsupported(
+                f"x_shard is {dtype_name(x.dtype)} and {name} is {dtype_name(weight.dtype)}; "
+                "cast one to the dtype of the other"
+            )
+        if weight.shape[0] != x.shape[-1]:
+            raise Unsupported(
+                f"{name} has {weight.shape[0]} rows, but x_shard has {x.shape[-1]} columns; "
+                "both are K and must be equal"
+            )
+    dtype_name(x.dtype)
+    if not -x.dim() <= gather_dim < x.dim() or gather_dim % x.dim() == x.dim() - 1:
+        raise Unsupported(f"gather_dim must be from 0 to {x.dim() - 2}, not {gather_dim}")
+    if torch.is_grad_enabled() and any(t.requires_grad for t in (x, *weights)):
+        raise Unsupported(
+            f"{NAME} has no backward yet; call it under torch.no_grad() or detach its inputs"
+        )
+    moved = x.movedim(gather_dim, 0)
+    inner = math.prod(moved.shape[1:-1])
+    return moved.reshape(moved.shape[0] * inner, x.shape[-1]).contiguous(), inner
+
+
+def _propose(
+    fabric: HostFabric,
+    x: torch.Tensor,
+    weights: list[torch.Tensor],
+    inner: int,
+    schedule: Schedule,
+    gathered: bool,
+    shard_rows: Sequence[int] | None,
+) -> Proposal:
+    declared = None if shard_rows is None else tuple(int(n) * inner for n in shard_rows)
+    if declared is not None:
+        check_group_rank("shard_rows", declared, fabric.world, fabric.rank, x.shape[0])
+    same = (
+        ("K", x.shape[1]),
+        ("dtype", dtype_name(x.dtype)),
+        ("the number of w", len(weights)),
+        ("the schedule", str(schedule)),
+        ("return_gathered", gathered),
+        ("shard_rows", declared),
+    )
+    own = (("rows", x.shape[0]), ("columns", tuple(w.shape[1] for w in weights)))
+    return Proposal(NAME, same, own)
+
+
+def _combine(proposals: Sequence[Proposal]) -> AllGatherMatmul:
+    """The operation that the proposals of all ranks make together."""
+    same = dict(proposals[0].same)
+    own = [dict(p.own) for p in proposals]
+    rows = tuple(o["rows"] for o in own)
+    columns = tuple(tuple(o["columns"]) for o in own)
+    if same["shard_rows"] is None:
+        _check_split("rows of x_shard", rows, "; if this is meant, say so with shard_rows=[...]")
+    for i in range(same["the number of w"]):
+        name = "w" if same["the number of w"] == 1 else f"w[{i}]"
+        _check_split(f"columns of {name}", tuple(c[i] for c in columns), "")
+    return AllGatherMatmul(rows, columns, same["K"], same["dtype"], same["return_gathered"])
+
+
+def _check_split(what: str, sizes: tuple[int, ...], hint: str) -> None:
+    if not is_split(sizes):
+        listed = ", ".join(str(size) for size in sizes)
+        raise Mismatch(f"ranks disagree on the {what}: {listed} is not an even split{hint}")
+
+
+def _check_outs(
+    outs: list[torch.Tensor], weights: list[torch.Tensor], x_shard: torch.Tensor
+) -> None:
+    if len(outs) != len(weights):
+        raise Unsupported(f"out has {len(outs)} tensors for {len(weights)} w; give one for each")
+    for i, out in enumerate(outs):
+        check_tensor("out" if len(outs) == 1 else f"out[{i}]", out, (2,))
+        if x_shard.dim() != 2:
+            raise Unsupported("out= takes 2-D x_shard only; reshape it to [rows, K] first")
+        if out.dtype != x_shard.dtype:
+            raise Unsupported(
+                f"out is {dtype_name(out.dtype)}, but the result is {dtype_name(x_shard.dtype)}"
+            )
+
+
+def _fit(out: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
+    if tuple(out.shape) != shape:
+        raise Unsupported(f"out must be {list(shape)}, not {list(out.shape)}")
+    return out
+
+
+def _shaped(result: torch.Tensor, x: torch.Tensor, gather_dim: int) -> torch.Tensor:
+    """A result's rows as the dimensions of x, with the gathered one grown."""
+    if x.dim() == 2:
+        return result
+    inner = list(x.movedim(gather_dim, 0).shape[1:-1])
+    rows = result.shape[0] // max(math.prod(inner), 1)
+    return result.view(rows, *inner, result.shape[1]).movedim(0, gather_dim)
+
+
+@torch.library.impl(_library, NAME, "CPU")
+def _operator(
+    a_shard: torch.Tensor,
+    bs: list[torch.Tensor],
+    gather_dim: int,
+    group: str,
+    *,
+    return_A: bool = False,  # noqa: N803 - the name in torch.ops.symm_mem
+    schedule: str = "auto",
+    shard_rows: Sequence[int] | None = None,
+) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
+    gathered, ys = _run(
+        a_shard, list(bs), gather_dim, resolve_group(group), return_A, schedule, shard_rows, None
+    )
+    # A graph needs every result in the layout that the fake kernel promised.
+    return None if gathered is None else gathered.contiguous(), [y.contiguous() for y in ys]
+
+
+@torch.library.register_fake("weft::all_gather_matmul")
+def _fake(
+    a_shard: torch.Tensor,
+    bs: list[torch.Tensor],
+    gather_dim: int,
+    group: str,
+    *,
+    return_A: bool = False,  # noqa: N803
+    schedule: str = "auto",
+    shard_rows: Sequence[int] | None = None,
+) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
+    shape = list(a_shard.shape)
+    world = dist.get_world_size(resolve_group(group))
+    shape[gather_dim] = shape[gather_dim] * world if shard_rows is None else sum(shard_rows)
+    gathered = a_shard.new_empty(shape) if return_A else None
+    return gathered, [a_shard.new_empty([*shape[:-1], b.shape[1]]) for b in bs]

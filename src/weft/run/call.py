@@ -1,0 +1,151 @@
+"""One call of an operator: the ranks agree on what it is, and its plan is run.
+
+A rank predicts that its peers mean the same as when it last called with the same local sizes, so a
+known call starts its local work at once; engines check the headers before anything moves. Where
+the prediction fails (a peer's shard has another size now), the call is planned anew.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from weft.errors import Error, Unsupported
+from weft.fabric import HostFabric
+from weft.plan.tasks import Plan, Plannable
+from weft.plan.verify import verify
+from weft.run import record
+from weft.run.executor import Runner
+from weft.run.proposal import Proposal, check_same
+from weft.schedule import Schedule
+from weft.timeline import Timeline
+
+Tensors = dict[str, torch.Tensor]
+Combine = Callable[[Sequence[Proposal]], Plannable]
+Outputs = Callable[[Plannable, int], Tensors]
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What is known of a call once it is over; `weft.explain` puts it into words."""
+
+    plan: Plan
+    rank: int
+    why: str
+    seconds: float
+    timeline: Timeline
+
+
+last: Finished | None = None
+"""The last call of this process."""
+
+
+def carry_out(
+    fabric: HostFabric,
+    proposal: Proposal,
+    schedule: Schedule,
+    why: str,
+    inputs: Mapping[str, torch.Tensor],
+    shared: Sequence[str],
+    combine: Combine,
+    outputs: Outputs,
+) -> Tensors:
+    """Carries out a call and gives its outputs by buffer name.
+
+    shared: the inputs that peers may read. combine: the operation that the proposals of all ranks
+    make, or `Mismatch`. outputs: makes the outputs of this rank for an operation.
+    """
+    global last
+    with fabric.lock, torch.no_grad():
+        started = time.perf_counter()
+        call = fabric.next_call()
+        try:
+            placed = [fabric.share(inputs[name]) for name in shared] if fabric.world > 1 else []
+            fabric.native.enter(
+                call, proposal.signature, [offset for offset, _ in placed], proposal.blob
+            )
+            runner = fabric.runners.get(proposal)
+            if runner is None:
+                runner = _agree(fabric, call, proposal, schedule, combine)
+            while True:
+                results = outputs(runner.plan.operation, fabric.rank)
+                tensors = {**inputs, **results}
+                timeline = runner.run(call, tensors, record.active is not None)
+                if timeline is not None:
+                    break
+                runner = _agree(fabric, call, proposal, schedule, combine)
+            fabric.native.done(call)
+            if any(in_place for _, in_place in placed):
+                # The caller may write its symmetric input as soon as the call returns.
+                deadline = fabric.deadline_ns()
+                fabric.wait(
+                    lambda: fabric.native.wait_released(call, deadline),
+                    runner.label,
+                    "peers to finish reading this rank's symmetric memory",
+                )
+        except Error:
+            fabric.native.done(call)
+            raise
+        except BaseException as error:
+            fabric.give_up(Error(f"rank {fabric.rank} was interrupted by {type(error).__name__}"))
+            raise
+        if record.active is not None:
+            record.active.timelines.append(timeline)
+        last = Finished(runner.plan, fabric.rank, why, time.perf_counter() - started, timeline)
+        return results
+
+
+def refuse(fabric: HostFabric, operation: str, error: Error) -> None:
+    """Enters the call only to say why this rank cannot take part, so that every rank hears it."""
+    with fabric.lock:
+        if fabric.world == 1 or fabric.broken is not None:
+            return
+        call = fabric.next_call()
+        proposal = Proposal(operation, error=str(error)[:1000])
+        fabric.native.enter(call, proposal.signature, [], proposal.blob)
+        deadline = fabric.deadline_ns()
+        fabric.wait(
+            lambda: fabric.native.agree(call, [], deadline), operation, "all ranks to enter"
+        )
+        fabric.native.done(call)
+
+
+def _agree(
+    fabric: HostFabric, call: int, proposal: Proposal, schedule: Schedule, combine: Combine
+) -> Runner:
+    """Reads what every rank means, and makes the runner for it (or finds the one made before)."""
+    deadline = fabric.deadline_ns()
+    fabric.wait(
+        lambda: fabric.native.agree(call, [], deadline),
+        f"{proposal.operation}, {schedule}",
+        "all ranks to enter the call",
+    )
+    proposals = [Proposal.read(fabric.native.header(call, r)) for r in range(fabric.world)]
+    check_same(proposals, call)
+    signatures = tuple(p.signature for p in proposals)
+    runner = fabric.runners.get(signatures)
+    if runner is None:
+        plan = combine(proposals).lower(schedule)
+        verify(plan)
+        runner = Runner(plan, fabric, signatures)
+        fabric.runners[signatures] = runner
+    fabric.runners[proposal] = runner
+    return runner
+
+
+def check_tensor(name: str, tensor: object, dimensions: Sequence[int]) -> torch.Tensor:
+    """A CPU tensor with an allowed number of dimensions, or one sentence."""
+    if not isinstance(tensor, torch.Tensor):
+        raise Unsupported(f"{name} must be a tensor, not {type(tensor).__name__}")
+    if tensor.device.type != "cpu":
+        raise Unsupported(f"{name} is on {tensor.device}; the host fabric takes CPU tensors")
+    if tensor.dim() not in dimensions:
+        allowed = " or ".join(str(d) for d in dimensions)
+        raise Unsupported(
+            f"{name} must have {allowed} dimensions, not {tensor.dim()} (shape "
+            f"{tuple(tensor.shape)})"
+        )
+    return tensor

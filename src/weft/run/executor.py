@@ -1,0 +1,389 @@
+"""Runs a rank's part of a plan on the host fabric.
+
+Engine lanes become a native program, launched at once with every command queued ahead. The compute
+lane is carried out here: each task waits for the counters of what it needs, and matmuls that may
+merge are taken as they become ready (`plan.adaptive`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from weft.errors import Unsupported
+from weft.fabric import HostFabric, _native
+from weft.fabric.host import CANCELLED, DISAGREE, OK, Outcome
+from weft.plan.adaptive import largest_run, merged
+from weft.plan.tasks import AnyTask, Buffer, Copy, Matmul, Permute, Plan, Region
+from weft.timeline import COMPUTE, Span, Timeline
+
+Counter = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A task of the compute lane with what was derived for it."""
+
+    task: AnyTask
+    waits: tuple[Counter, ...]
+    remote: tuple[Region, ...]
+    counter: int
+    rings: tuple[int, ...]
+
+
+class _Disagree(Exception):  # noqa: N818 - a signal inside this file, not an error
+    """The headers of a call are not those that the plan was made for."""
+
+
+class Runner:
+    """A plan made ready for one rank: made once, run at every call."""
+
+    def __init__(self, plan: Plan, fabric: HostFabric, signatures: Sequence[int]) -> None:
+        self.plan = plan
+        self.fabric = fabric
+        self.signatures = list(signatures)
+        self.label = f"{plan.operation.label}, {plan.schedule}"
+        self._buffers = [b for b in plan.buffers if b.rank == fabric.rank]
+        self._index = {b.name: i for i, b in enumerate(self._buffers)}
+        self._slots = {name: i for i, name in enumerate(shared_names(plan))}
+        counters = _counters(plan)
+        self._program, self.num_lanes = self._build_program(counters)
+        self._steps = self._build_steps(counters)
+        self._agrees_first = any(step.remote for step in self._steps)
+        self._workspace = [b for b in self._buffers if b.kind == "workspace"]
+        self._workspace_bytes = sum(_aligned(b.num_bytes) for b in self._workspace)
+
+    def _build_program(self, counters: Mapping[int, Counter]) -> tuple[_native.Program, int]:
+        program, lanes = _native.Program(), set()
+        for task in self.plan.tasks:
+            if task.rank != self.fabric.rank or not isinstance(task, Copy):
+                continue
+            lanes.add(task.peer)
+            program.add(
+                task.peer,
+                task.id,
+                task.engine == "cores",
+                self._end(task.source),
+                self._end(task.target),
+                task.source.rows,
+                self.plan.num_bytes(task.source) // task.source.rows,
+                self._waits(task, counters),
+                counters[task.id][1] if task.id in counters else -1,
+                self._rings(task),
+            )
+        return program, len(lanes)
+
+    def _end(self, region: Region) -> tuple[int, int, int, int]:
+        buffer = self.plan.buffer[region.key]
+        item = buffer.num_bytes // max(1, buffer.rows * buffer.columns)
+        pitch = buffer.columns * item
+        offset = region.row * pitch + region.column * item
+        own = region.rank == self.fabric.rank
+        number = self._index[region.buffer] if own else self._slots[region.buffer]
+        return (region.rank, number, offset, pitch)
+
+    def _waits(self, task: AnyTask, counters: Mapping[int, Counter]) -> tuple[Counter, ...]:
+        tasks = self.plan.tasks
+        return tuple(
+            counters[before]
+            for before in task.after
+            if (tasks[before].rank, tasks[before].lane) != (task.rank, task.lane)
+        )
+
+    def _rings(self, task: AnyTask) -> tuple[int, ...]:
+        waiting = self.plan.signals.get(task.id, frozenset())
+        return tuple(sorted({rank for rank, lane in waiting if lane == COMPUTE}))
+
+    def _build_steps(self, counters: Mapping[int, Counter]) -> list[_Step]:
+        rank = self.fabric.rank
+        return [
+            _Step(
+                task,
+                self._waits(task, counters),
+                tuple(region for region in task.reads() if region.rank != rank),
+                counters[task.id][1] if task.id in counters else -1,
+                self._rings(task),
+            )
+            for task in self.plan.lanes.get((rank, COMPUTE), ())
+        ]
+
+    def run(self, call: int, tensors: dict[str, torch.Tensor], record: bool) -> Timeline | None:
+        """Carries out the call with the tensors of this rank by buffer name (workspace is added).
+
+        The rank must have entered the call. None if the headers of the ranks are not those that
+        this runner was made for: then nothing has moved. Otherwise the timeline of this rank,
+        without spans unless recording.
+        """
+        self._add_workspace(tensors)
+        run = _Run(self, call, tensors, record)
+        try:
+            run.compute(self._steps)
+            run.finish()
+        except _Disagree:
+            return None
+        except BaseException:
+            run.abandon()
+            raise
+        return run.timeline()
+
+    def _add_workspace(self, tensors: dict[str, torch.Tensor]) -> None:
+        if not self._workspace:
+            return
+        memory, at = self.fabric.workspace(self._workspace_bytes), 0
+        for b in self._workspace:
+            raw = memory[at : at + b.num_bytes]
+            tensors[b.name] = raw.view(getattr(torch, b.dtype)).view(b.rows, b.columns)
+            at += _aligned(b.num_bytes)
+
+
+class _Run:
+    """One call in flight on one rank."""
+
+    def __init__(
+        self, runner: Runner, call: int, tensors: dict[str, torch.Tensor], record: bool
+    ) -> None:
+        self.runner = runner
+        self.plan = runner.plan
+        self.fabric = runner.fabric
+        self.native = runner.fabric.native
+        self.call = call
+        self.tensors = tensors
+        self.record = record
+        self.spans: list[Span] = []
+        self.deadline = self.fabric.deadline_ns()
+        self.agreed = self.fabric.world == 1
+        self.peers: dict[tuple[int, str], torch.Tensor] = {}
+        self.flight = self.native.launch(
+            runner._program,
+            call,
+            self.deadline,
+            [tensors[b.name].data_ptr() for b in runner._buffers],
+            runner.signatures,
+            record,
+        )
+
+    # -- waiting -----------------------------------------------------------------------------------
+
+    def agree(self) -> None:
+        """Waits until every rank has entered, with the header that the plan was made for."""
+        if self.agreed:
+            return
+        signatures = self.runner.signatures
+        outcome = self.fabric.wait(
+            lambda: self.native.agree(self.call, signatures, self.deadline),
+            self.runner.label,
+            "all ranks to enter the call",
+        )
+        if outcome[0] == DISAGREE:
+            self._quiesce()
+            raise _Disagree
+        self.agreed = True
+
+    def wait_for(self, step: _Step) -> None:
+        for rank, counter in step.waits:
+            outcome = self.fabric.wait(
+                lambda r=rank, c=counter: self.native.wait(self.flight, r, c),  # type: ignore[misc]
+                self.runner.label,
+                f"what {step.task.label!r} needs",
+            )
+            if outcome[0] == CANCELLED:
+                self._engine_failed(step.task.label)
+
+    def _engine_failed(self, label: str) -> None:
+        """An engine has stopped the call: says why, or that the headers disagree."""
+        outcome = self._quiesce()
+        if outcome[0] == DISAGREE:
+            raise _Disagree
+        raise self.fabric.failure(outcome, self.runner.label, f"what {label!r} needs")
+
+    def _quiesce(self) -> Outcome:
+        """Waits until no engine touches a buffer of this call any more."""
+        self.native.cancel(self.flight)
+        while (outcome := self.native.finish(self.flight))[0] == 7:
+            pass
+        return outcome
+
+    # -- compute -----------------------------------------------------------------------------------
+
+    def compute(self, steps: Sequence[_Step]) -> None:
+        position = 0
+        while position < len(steps):
+            task = steps[position].task
+            if isinstance(task, Matmul) and task.merge is not None:
+                end = position
+                while end < len(steps) and getattr(steps[end].task, "merge", None) is not None:
+                    end += 1
+                self._adaptive(steps[position:end])
+                position = end
+            else:
+                step = steps[position]
+                if step.remote:
+                    self.agree()
+                self.wait_for(step)
+                self._carry_out(task, step.remote)
+                self._signal(step)
+                position += 1
+
+    def _adaptive(self, steps: Sequence[_Step]) -> None:
+        """Multiplies what has arrived, as few pieces as can be, until all is done."""
+        if any(step.remote for step in steps):
+            self.agree()
+        waiting = {step.task.id: step for step in steps}
+        ready: dict[int, Matmul] = {}
+        while waiting or ready:
+            seen = self.native.doorbell()
+            self._collect(waiting, ready)
+            if not ready:
+                self._wait_for_any(waiting, seen)
+                continue
+            run = largest_run(list(ready.values()))
+            for task in run:
+                del ready[task.id]
+            remote = tuple(task.a for task in run if task.a.rank != self.fabric.rank)
+            self._carry_out(merged(run), remote)
+
+    def _collect(self, waiting: dict[int, _Step], ready: dict[int, Matmul]) -> None:
+        steps = list(waiting.values())
+        first = [step.waits[0] if step.waits else (self.fabric.rank, -1) for step in steps]
+        polled = [counter for counter in first if counter[1] >= 0]
+        reached = iter(self.native.reached(self.call, polled)) if polled else iter(())
+        for step, counter in zip(steps, first, strict=True):
+            arrived = counter[1] < 0 or next(reached)
+            if arrived and len(step.waits) > 1:
+                arrived = all(self.native.reached(self.call, step.waits))
+            if arrived:
+                del waiting[step.task.id]
+                ready[step.task.id] = step.task  # type: ignore[assignment]
+
+    def _wait_for_any(self, waiting: Mapping[int, _Step], seen: int) -> None:
+        label = next(iter(waiting.values())).task.label
+        outcome = self.fabric.wait(
+            lambda: self.native.wait_doorbell(self.flight, seen),
+            self.runner.label,
+            f"what {label!r} needs",
+        )
+        if outcome[0] == CANCELLED or self.native.outcome(self.flight)[0] != OK:
+            self._engine_failed(label)
+
+    def _signal(self, step: _Step) -> None:
+        if step.counter >= 0:
+            self.native.signal(self.call, step.counter, step.rings)
+
+    def _carry_out(self, task: AnyTask, remote: Sequence[Region]) -> None:
+        if not self.record and not (remote and self.fabric.link.paced):
+            self._execute(task)
+            return
+        start = _native.now_ns()
+        self._execute(task)
+        for region in remote:
+            self.native.hold(region.rank, self.plan.num_bytes(region), start)
+        if self.record:
+            self.spans.append(self._span(task, COMPUTE, start, _native.now_ns()))
+
+    def _execute(self, task: AnyTask) -> None:
+        if isinstance(task, Matmul):
+            _multiply(self.view(task.a), self.view(task.b), self.view(task.c), task.accumulate)
+        elif isinstance(task, Permute):
+            for source, target in zip(task.sources, task.targets, strict=True):
+                self.view(target).copy_(self.view(source))
+        else:
+            raise Unsupported(f"compute cannot carry out {task.label!r}")
+
+    def view(self, region: Region) -> torch.Tensor:
+        if region.rank == self.fabric.rank:
+            tensor = self.tensors[region.buffer]
+        else:
+            tensor = self._peer(region)
+        rows, columns = tensor.shape
+        if region.columns != columns:
+            tensor = tensor[:, region.column : region.column + region.columns]
+        if region.rows != rows:
+            tensor = tensor[region.row : region.row + region.rows]
+        return tensor
+
+    def _peer(self, region: Region) -> torch.Tensor:
+        """A peer's buffer, in place."""
+        tensor = self.peers.get(region.key)
+        if tensor is None:
+            b = self.plan.buffer[region.key]
+            slot = self.runner._slots[b.name]
+            raw = self.native.peer_array(self.call, b.rank, slot, b.num_bytes)
+            tensor = torch.from_numpy(raw).view(getattr(torch, b.dtype)).view(b.rows, b.columns)
+            self.peers[region.key] = tensor
+        return tensor
+
+    # -- the end -----------------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """Waits for the engines: copies that no task of this rank waits for may still run."""
+        if self.runner.num_lanes == 0:
+            self.agree()
+            return
+        outcome = self.fabric.wait(
+            lambda: self.native.finish(self.flight), self.runner.label, "its own copy engines"
+        )
+        if outcome[0] != OK:
+            self._engine_failed("the end of the call")
+
+    def abandon(self) -> None:
+        """After an error: no engine may touch a buffer of the call once it has been raised."""
+        self._quiesce()
+
+    def timeline(self) -> Timeline:
+        tasks = self.plan.tasks
+        spans = [
+            self._span(tasks[task], tasks[task].lane, start, end)
+            for task, start, end in (self.flight.spans if self.record else ())
+        ]
+        return Timeline((*self.spans, *spans), str(self.plan.schedule))
+
+    def _span(self, task: AnyTask, lane: str, start: int, end: int) -> Span:
+        flops = 2 * task.c.num_elements * task.a.columns if isinstance(task, Matmul) else 0
+        moved = sum(self.plan.num_bytes(r) for r in task.reads()) if not flops else 0
+        return Span(
+            self.fabric.rank, lane, task.label, task.kind, start / 1e9, end / 1e9, moved, flops
+        )
+
+
+def _multiply(
+    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, accumulate: bool
+) -> None:
+    if a.dtype != c.dtype:  # half precision, summed in float32
+        a, b = a.to(c.dtype), b.to(c.dtype)
+    if a.shape[1] == 0:
+        if not accumulate:
+            c.zero_()
+    elif accumulate:
+        torch.addmm(c, a, b, out=c)
+    else:
+        torch.mm(a, b, out=c)
+
+
+def shared_names(plan: Plan) -> list[str]:
+    """The names of buffers that peers touch, in the order of a header's slots."""
+    return sorted({name for _, name in plan.remote_inputs})
+
+
+def _counters(plan: Plan) -> dict[int, Counter]:
+    """The (rank, index) of the counter of every task that another lane waits for."""
+    used = [0] * plan.operation.world
+    counters: dict[int, Counter] = {}
+    for task in plan.tasks:
+        if task.id in plan.signals:
+            counters[task.id] = (task.rank, used[task.rank])
+            used[task.rank] += 1
+    if max(used) > _native.MAX_COUNTERS:
+        raise Unsupported(
+            f"{plan.schedule} cuts too fine: a rank signals {max(used)} tasks, "
+            f"and the host fabric has {_native.MAX_COUNTERS} counters; use a smaller depth"
+        )
+    return counters
+
+
+def _aligned(size: int) -> int:
+    return -(-size // 64) * 64
+
+
+__all__ = ["Buffer", "Runner", "shared_names"]

@@ -1,0 +1,60 @@
+"""What happened in the last call, in words: which schedule ran, why, and what moved the bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.run import call
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The last call of this process. `percent_of_ideal` needs recording: the ideal is the longer
+    of the rank's compute and communication, as they were busy in this very call; 100 is reached
+    when the call took no longer than that."""
+
+    operation: str
+    schedule: str
+    why: str
+    seconds: float
+    bytes_by_engine: dict[str, int]
+    num_tasks: int
+    workspace_bytes: int
+    percent_of_ideal: float | None
+
+    def __str__(self) -> str:
+        moved = ", ".join(f"{n / 1e6:.2f} MB by {e}" for e, n in self.bytes_by_engine.items())
+        lines = [
+            f"{self.operation}",
+            f"  schedule   {self.schedule} ({self.why})",
+            f"  took       {self.seconds * 1e3:.3f} ms in {self.num_tasks} tasks of this rank",
+            f"  moved      {moved or 'nothing'}",
+            f"  workspace  {self.workspace_bytes / 1e6:.2f} MB",
+        ]
+        if self.percent_of_ideal is None:
+            lines.append("  of ideal   unknown: call inside `with weft.record():` to find out")
+        else:
+            lines.append(f"  of ideal   {self.percent_of_ideal:.0f} %")
+        return "\n".join(lines)
+
+
+def explain() -> Explanation | None:
+    """Explains the last weft call of this process; None if there was none."""
+    if call.last is None:
+        return None
+    done = call.last
+    percent = None
+    if done.timeline.spans:
+        compute = done.timeline.compute_seconds(done.rank)
+        communication = done.timeline.communication_seconds(done.rank)
+        percent = 100.0 * min(1.0, max(compute, communication) / done.seconds)
+    return Explanation(
+        operation=done.plan.operation.label,
+        schedule=str(done.plan.schedule),
+        why=done.why,
+        seconds=done.seconds,
+        bytes_by_engine=done.plan.bytes_by_engine(done.rank),
+        num_tasks=sum(task.rank == done.rank for task in done.plan.tasks),
+        workspace_bytes=done.plan.workspace[done.rank],
+        percent_of_ideal=percent,
+    )
