@@ -1,0 +1,208 @@
+"""What a machine is to the simulator: frozen numbers in SI (seconds, bytes, flops per second).
+
+A description says what the hardware does, never what a schedule should do. The same types hold a
+GPU node (compute units that work on tiles) and a host (threads whose GEMM rate was measured), so a
+field that only one kind has is optional. A further level of network (nodes, NICs, oversubscription)
+would be one more optional section beside `links`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+from typing import Annotated, Literal, NamedTuple
+
+DTYPES = {
+    # name: (bytes of an operand element, bytes of a result element)
+    "float64": (8, 8),
+    "float32": (4, 4),
+    "float16": (2, 2),
+    "bfloat16": (2, 2),
+    "float8": (1, 2),
+    "float8_blockscale": (1, 2),
+    "int8": (1, 2),
+}
+
+
+class Bounds(NamedTuple):
+    """What the loader lets a number be. Numbers without bounds may be zero but not negative."""
+
+    above: float = 0.0
+    most: float = inf
+
+
+Positive = Annotated[float, Bounds()]
+Count = Annotated[int, Bounds()]
+Share = Annotated[float, Bounds(most=1.0)]
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A piece of the output that one compute unit makes at a time."""
+
+    rows: Count
+    columns: Count
+    resident: Count  # how many such tiles one compute unit holds at once
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How a compute unit works through a tile."""
+
+    tiles: tuple[Tile, ...]
+    step: Count  # elements of K taken in one step of the inner loop
+    step_latency: Positive  # a step never takes less, however small the tile
+    tile_seconds: float  # filling the pipeline before the first step
+    store_rate: Positive  # output elements per second one unit writes at the end
+    split_seconds: float  # making a second pass over K-split partial results
+    split_traffic: float  # share of the partial results' traffic that reaches memory
+    batched_share: Share  # rate of batched GEMM kernels against plain ones
+
+
+@dataclass(frozen=True)
+class Saturation:
+    """Sizes at which half of the GEMM rate is reached: for machines without tiles to count."""
+
+    m: float
+    n: float
+    k: float
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One measured GEMM rate, in flops per second, which corrects the saturation curve near it."""
+
+    dtype: str
+    m: Count
+    n: Count
+    k: Count
+    rate: Positive
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Compute units and what GEMMs reach on them. Either `tiling` or `saturation` is given."""
+
+    units: Count
+    clock: Positive  # boost clock in Hz
+    loaded_clock: Positive  # clock under a long matrix load
+    peak: dict[str, Positive]  # data sheet, dense
+    rate: dict[str, Positive]  # what the inner loops of GEMM kernels reach
+    sustained_share: Share  # share of `rate` left when power has settled
+    sustained_after: Positive  # seconds of load after which half of the fall is there
+    tiling: Tiling | None = None
+    saturation: Saturation | None = None
+    measured: tuple[Measured, ...] = ()
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Device memory and the last-level cache before it."""
+
+    capacity: Positive
+    peak_bandwidth: Positive  # data sheet
+    bandwidth: Positive  # what streaming kernels reach with every unit at work
+    latency: float  # before the first bytes of a kernel arrive
+    unit_bandwidth: Positive  # what one compute unit can stream
+    cache_bytes: Positive
+    cache_bandwidth: Positive  # all units together, out of the caches into tiles
+    crowding: float  # bandwidth gained once a few units are taken away, as a share
+    crowding_units: Count  # how many must go for the whole gain
+
+
+@dataclass(frozen=True)
+class Links:
+    """Links between the devices of one node."""
+
+    topology: Literal["mesh", "switch", "ring"]
+    world: Count  # devices in the node
+    peak_bandwidth: Positive  # one link, one direction, data sheet
+    bandwidth: Positive  # one link, one direction, as measured
+    total_bandwidth: Positive  # out of a device over all its links, as measured
+    latency: float  # one small remote write or read
+
+    def to_one_peer(self) -> float:
+        """Bandwidth from a device to one other: a link of a mesh, everything through a switch."""
+        return self.total_bandwidth if self.topology == "switch" else self.bandwidth
+
+    def out_of_device(self, world: int) -> float:
+        """Bandwidth out of a device when it sends to all `world - 1` others at once."""
+        if self.topology == "switch":
+            return self.total_bandwidth
+        neighbours = world - 1 if self.topology == "mesh" else min(2, world - 1)
+        return min(self.total_bandwidth, neighbours * self.bandwidth)
+
+
+@dataclass(frozen=True)
+class Engines:
+    """Copy engines (SDMA, CE, or copy threads) and the cost of commanding them."""
+
+    count: Count
+    bandwidth: Positive  # one engine over a link
+    local_bandwidth: Positive  # one engine inside the device's own memory
+    command: float  # host: build a command and ring the doorbell, per engine
+    schedule: float  # engine: notice the doorbell and fetch the command
+    packet: float  # engine: start of a copy packet until its bytes flow
+    next_packet: float  # engine: a further packet queued right behind another
+    row: float  # engine: each further row of a strided copy
+    release: float  # prelaunched: the write that releases a polling engine, until it runs
+    completion: float  # signal that a copy is done, until the waiter sees it
+    collective: float  # start and end of a collective that no single copy has
+    collective_completion: float  # per engine of a prelaunched collective: waiting for its signal
+    broadcast_share: Share  # rate to each destination of a two-destination copy
+    swap_share: Share  # rate of each direction of an in-place exchange
+    memory_bytes_per_byte: Positive  # memory traffic at each end for a byte moved
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Getting work started and knowing that it ended."""
+
+    host: float  # host call to start a kernel, until the device sees it
+    kernel: float  # device: first and last instructions of any kernel; part of every task
+    gap: float  # device: between two kernels that depend on each other
+    signal: float  # raise a counter in a peer's memory
+    poll: float  # notice a raised counter
+    decision: float  # adaptive: look at counters and choose what to multiply next
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """One way a core-driven collective moves bytes: quick to start, or quick when going."""
+
+    name: str
+    latency: Positive
+    bandwidth: Positive  # out of a device, all links
+    all_reduce_latency: Positive  # two phases instead of one
+    all_reduce_traffic: Positive  # bytes out of a device per byte of the result, in the full node
+
+
+@dataclass(frozen=True)
+class Cores:
+    """Communication driven by compute units (NCCL, RCCL)."""
+
+    protocols: tuple[Protocol, ...]
+    all_gather_units: Count  # compute units that saturate the links
+    all_to_all_units: Count
+    copy_units: Count  # compute units that saturate one link
+    interference: float  # slowdown of a GEMM beside it, beyond the units and bandwidth taken
+    memory_bytes_per_byte: Positive  # memory traffic at each end for a byte moved
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A node of equal devices."""
+
+    name: str
+    title: str
+    compute: Compute
+    memory: Memory
+    links: Links
+    engines: Engines
+    launch: Launch
+    cores: Cores
+
+    def __hash__(self) -> int:
+        # Costs are cached by machine: the name and a few numbers are enough to hash by, and
+        # equality (which compares every number) decides.
+        return hash((self.name, self.compute.units, self.memory.bandwidth, self.links.bandwidth))

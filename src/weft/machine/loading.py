@@ -1,0 +1,144 @@
+"""Reads a machine description from TOML and refuses, in one sentence, what cannot be a machine."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+import types
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from weft.errors import Unsupported, nearest
+from weft.machine.description import DTYPES, Bounds, Machine
+
+_FOLDER = Path(__file__).parent
+
+
+def names() -> list[str]:
+    """Names of the machines that come with weft."""
+    return sorted(path.stem for path in _FOLDER.glob("*.toml"))
+
+
+def load(name_or_path: str | Path) -> Machine:
+    """The machine of that name, or described by the TOML file at that path."""
+    text = str(name_or_path)
+    if isinstance(name_or_path, str) and text in names():
+        return _shipped(text)
+    path = Path(name_or_path)
+    if path.is_file():
+        return _read(path)
+    if path.suffix == ".toml" or len(path.parts) > 1:
+        raise Unsupported(f"There is no machine file {text}.")
+    raise Unsupported(
+        f"There is no machine named {text!r}{nearest(text, names())}"
+        f" (known: {', '.join(names())}; or give the path of a TOML file)."
+    )
+
+
+@lru_cache
+def _shipped(name: str) -> Machine:
+    return _read(_FOLDER / f"{name}.toml")
+
+
+def _read(path: Path) -> Machine:
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise Unsupported(f"{path.name} is not a TOML file: {error}.") from error
+    return from_table({"name": path.stem, **table}, path.name)
+
+
+def from_table(table: Mapping[str, Any], where: str = "machine") -> Machine:
+    """A machine from nested dictionaries, e.g. measured ones, checked as a file would be."""
+    machine = _build(Machine, table, where, "")
+    assert isinstance(machine, Machine)
+    _check_whole(machine, where)
+    return machine
+
+
+def _build(kind: Any, table: Any, where: str, prefix: str) -> Any:
+    if not isinstance(table, Mapping):
+        raise Unsupported(f"{where}: {prefix.rstrip('.')} must be a table.")
+    hints = get_type_hints(kind, include_extras=True)
+    for key in table:
+        if key not in hints:
+            raise Unsupported(f"{where}: unknown key {prefix}{key}{nearest(key, hints)}")
+    values = {}
+    for item in fields(kind):
+        if item.name in table:
+            key = prefix + item.name
+            values[item.name] = _value(hints[item.name], table[item.name], where, key)
+        elif item.default is MISSING:
+            raise Unsupported(f"{where}: {prefix}{item.name} is missing.")
+    if "dtype" in values:
+        _known_dtype(values["dtype"], where, prefix + "dtype")
+    return kind(**values)
+
+
+def _value(hint: Any, value: Any, where: str, key: str) -> Any:
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is types.UnionType:  # an optional section that is there
+        return _value(inner[0], value, where, key)
+    if is_dataclass(hint):
+        return _build(hint, value, where, key + ".")
+    if origin is tuple:
+        if not isinstance(value, list):
+            raise Unsupported(f"{where}: {key} must be a list of tables.")
+        return tuple(_build(inner[0], one, where, f"{key}[{i}].") for i, one in enumerate(value))
+    if origin is dict:
+        if not isinstance(value, Mapping):
+            raise Unsupported(f"{where}: {key} must be a table by dtype.")
+        for dtype in value:
+            _known_dtype(dtype, where, key)
+        return {
+            dtype: _value(inner[1], one, where, f"{key}.{dtype}") for dtype, one in value.items()
+        }
+    if origin is Literal or hint is str:
+        if not isinstance(value, str):
+            raise Unsupported(f"{where}: {key} must be text, not {value!r}.")
+        if inner and value not in inner:
+            raise Unsupported(f"{where}: {key} must be {' or '.join(inner)}, not {value!r}.")
+        return value
+    return _number(inner[0] if inner else hint, inner[1] if inner else None, value, where, key)
+
+
+def _known_dtype(dtype: str, where: str, key: str) -> None:
+    if dtype not in DTYPES:
+        raise Unsupported(f"{where}: unknown dtype {dtype} in {key}{nearest(dtype, DTYPES)}")
+
+
+def _number(kind: Any, bounds: Bounds | None, value: Any, where: str, key: str) -> Any:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise Unsupported(f"{where}: {key} must be a number, not {value!r}.")
+    if not math.isfinite(value):
+        raise Unsupported(f"{where}: {key} must be a finite number, not {value}.")
+    if kind is int and value != int(value):
+        raise Unsupported(f"{where}: {key} must be a whole number, not {value}.")
+    if value < 0:
+        raise Unsupported(f"{where}: {key} must not be negative, but is {value}.")
+    if bounds is not None and value <= bounds.above:
+        raise Unsupported(f"{where}: {key} must be more than {bounds.above:g}, not {value}.")
+    if bounds is not None and value > bounds.most:
+        raise Unsupported(f"{where}: {key} must be at most {bounds.most:g}, not {value}.")
+    return kind(value)
+
+
+def _check_whole(machine: Machine, where: str) -> None:
+    """What no single number can show: sections that need each other, and peaks below rates."""
+    compute, memory, links = machine.compute, machine.memory, machine.links
+    if (compute.tiling is None) == (compute.saturation is None):
+        raise Unsupported(f"{where}: give either compute.tiling or compute.saturation.")
+    if compute.tiling is not None and not compute.tiling.tiles:
+        raise Unsupported(f"{where}: compute.tiling.tiles must hold at least one tile.")
+    if not machine.cores.protocols:
+        raise Unsupported(f"{where}: cores.protocols must hold at least one protocol.")
+    for dtype, rate in compute.rate.items():
+        if dtype in compute.peak and rate > compute.peak[dtype]:
+            raise Unsupported(f"{where}: compute.rate.{dtype} is above compute.peak.{dtype}.")
+    if memory.bandwidth > memory.peak_bandwidth:
+        raise Unsupported(f"{where}: memory.bandwidth is above memory.peak_bandwidth.")
+    if links.bandwidth > links.peak_bandwidth:
+        raise Unsupported(f"{where}: links.bandwidth is above links.peak_bandwidth.")

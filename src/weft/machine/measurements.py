@@ -1,0 +1,20 @@
+"""The measurements that come with weft: what `reference/README.md` lists, as rows of text."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+from weft.errors import Unsupported, nearest
+
+_FOLDER = Path(__file__).parent / "reference"
+
+
+def measurements(name: str) -> list[dict[str, str]]:
+    """Rows of `reference/<name>.csv`, by column."""
+    path = _FOLDER / f"{name}.csv"
+    if not path.is_file():
+        known = sorted(file.stem for file in _FOLDER.glob("*.csv"))
+        raise Unsupported(f"There are no measurements named {name!r}{nearest(name, known)}")
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
