@@ -1,0 +1,161 @@
+"""Whole collectives in closed form: driven by compute units, or by copy engines in their variants.
+
+Sizes are totals: the gathered result of an all-gather, the input of a reduce-scatter or
+all-to-all, the vector of an all-reduce.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.errors import Unsupported, nearest
+from weft.machine import Machine
+from weft.simulate.cost.memory import memory_bound
+
+KINDS = ("all_gather", "reduce_scatter", "all_to_all", "all_reduce")
+
+# What each engine variant may do: a broadcast needs equal data, a swap needs an exchange.
+VARIANTS = {
+    "all_gather": ("pcpy", "bcst", "b2b"),
+    "all_to_all": ("pcpy", "swap", "b2b"),
+}
+
+
+def collective(
+    machine: Machine,
+    kind: str,
+    total_bytes: float,
+    world: int,
+    *,
+    driver: str = "cores",
+    variant: str | None = None,
+    prelaunch: bool = False,
+    units: int | None = None,
+) -> float:
+    """Seconds of one collective over `world` devices of a node.
+
+    `units` limits the compute units of a core-driven one. `variant` is for `driver="dma"`, where
+    None means the quickest. Engines cannot add: their reduce-scatter is an all-to-all and a kernel
+    that sums, their all-reduce that and an all-gather.
+    """
+    _check(machine, kind, total_bytes, world)
+    if driver not in ("cores", "dma"):
+        raise Unsupported(f"A collective is driven by cores or dma, not {driver}.")
+    if total_bytes == 0 or world == 1:
+        return 0.0
+    if driver == "cores":
+        return _by_cores(machine, kind, total_bytes, world, units)
+    if kind in VARIANTS:
+        return _by_engines(machine, kind, total_bytes, world, variant, prelaunch)
+    summing = memory_bound(machine, total_bytes, total_bytes / world).seconds
+    seconds = summing + _by_engines(machine, "all_to_all", total_bytes, world, variant, prelaunch)
+    if kind == "all_reduce":
+        seconds += _by_engines(machine, "all_gather", total_bytes, world, None, prelaunch)
+    return seconds
+
+
+def dma_variants(
+    machine: Machine, kind: str, total_bytes: float, world: int
+) -> dict[tuple[str, bool], float]:
+    """Seconds of every engine variant, by (variant, prelaunched)."""
+    _check(machine, kind, total_bytes, world)
+    if kind not in VARIANTS:
+        raise Unsupported(f"Copy engines have no variants of {kind}{nearest(kind, VARIANTS)}")
+    return {
+        (variant, prelaunch): _variant(machine, variant, total_bytes, world, prelaunch)
+        for variant in VARIANTS[kind]
+        for prelaunch in (False, True)
+    }
+
+
+def _check(machine: Machine, kind: str, total_bytes: float, world: int) -> None:
+    if kind not in KINDS:
+        raise Unsupported(f"There is no collective {kind!r}{nearest(kind, KINDS)}")
+    if total_bytes < 0:
+        raise Unsupported(f"A collective cannot move {total_bytes} bytes.")
+    if not 1 <= world <= machine.links.world:
+        raise Unsupported(f"{machine.name} has {machine.links.world} devices, not {world}.")
+
+
+def _by_cores(
+    machine: Machine, kind: str, total_bytes: float, world: int, units: int | None
+) -> float:
+    """The library takes the protocol that is quickest for the size."""
+    cores, links = machine.cores, machine.links
+    spread = (world - 1) / world
+    # Fewer devices leave links of a mesh unused; fewer units leave all of them hungry.
+    reach = links.out_of_device(world) / links.out_of_device(links.world)
+    if units is not None:
+        enough = cores.all_to_all_units if kind == "all_to_all" else cores.all_gather_units
+        reach *= min(1.0, units / enough)
+    if kind != "all_reduce":
+        wire = total_bytes * spread / reach
+        return min(p.latency + wire / p.bandwidth for p in cores.protocols)
+    wire = total_bytes * spread / ((links.world - 1) / links.world) / reach
+    return min(
+        p.all_reduce_latency + wire * p.all_reduce_traffic / p.bandwidth for p in cores.protocols
+    )
+
+
+def _by_engines(
+    machine: Machine,
+    kind: str,
+    total_bytes: float,
+    world: int,
+    variant: str | None,
+    prelaunch: bool,
+) -> float:
+    if variant is None:
+        return min(
+            _variant(machine, name, total_bytes, world, prelaunch) for name in VARIANTS[kind]
+        )
+    if variant not in VARIANTS[kind]:
+        raise Unsupported(
+            f"{kind} has no variant {variant!r} (it has {', '.join(VARIANTS[kind])})."
+        )
+    return _variant(machine, variant, total_bytes, world, prelaunch)
+
+
+@dataclass(frozen=True)
+class _Work:
+    """How a variant uses the engines of one device."""
+
+    engines: float
+    packets: int  # on each engine
+    rate_share: float  # of a plain copy's rate, in each packet
+
+
+def _work(machine: Machine, variant: str, world: int) -> _Work:
+    peers = world - 1
+    if variant == "b2b":
+        return _Work(1, peers, 1.0)
+    if variant == "bcst":
+        return _Work(-(-peers // 2), 1, machine.engines.broadcast_share)
+    if variant == "swap":
+        # A pair shares one swap, so each device commands half of its pairs.
+        return _Work(peers / 2, 1, machine.engines.swap_share)
+    return _Work(peers, 1, 1.0)
+
+
+def _variant(
+    machine: Machine, variant: str, total_bytes: float, world: int, prelaunch: bool
+) -> float:
+    if total_bytes == 0 or world == 1:
+        return 0.0
+    engines, links = machine.engines, machine.links
+    work = _work(machine, variant, world)
+    rate = min(engines.bandwidth, links.to_one_peer())
+    together = min(work.engines, engines.count) * rate
+    # Engines share the way out of the device; more copies than engines take turns.
+    rate *= min(1.0, links.out_of_device(world) / together)
+    turns = max(1.0, work.engines / engines.count)
+    piece = total_bytes / world
+    moving = work.packets * piece / (rate * work.rate_share) * turns
+    # One host thread commands engine after engine and then waits for each in turn. Prelaunched
+    # engines wait already, so that one write starts them all.
+    if prelaunch:
+        commanding = engines.release + work.engines * engines.collective_completion
+    else:
+        commanding = work.engines * (engines.command + engines.schedule + engines.completion)
+    packets = engines.packet + (work.packets - 1) * engines.next_packet
+    return engines.collective + commanding + packets + moving

@@ -1,0 +1,231 @@
+"""How far the cost models are from measurements: every comparison weft answers for, in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from weft.machine import Machine, load, measurements
+from weft.simulate.cost.collective import VARIANTS, collective, dma_variants
+from weft.simulate.cost.copy import copy
+from weft.simulate.cost.gemm import gemm
+
+MEBI = 1 << 20
+DTYPE_NAMES = {"bf16": "bfloat16", "int8": "int8", "fp8-blockscale": "float8_blockscale"}
+# GEMMs as compute-bound and memory-bound as those of the sources: the layers of Llama-2-70B
+# (columns, depth) over the tokens of training batches and of token-by-token inference.
+TOKENS = {"compute": (4096, 8192, 16384), "memory": (16, 32, 64)}
+LAYERS = ((8192, 8192), (28672, 8192), (8192, 28672), (10240, 8192))
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measurement and what the model says. `error` is relative unless `what` says otherwise."""
+
+    what: str
+    size: str
+    reference: float
+    model: float
+    error: float
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A number over many rows, and the bounds it must stay within, if any were promised."""
+
+    what: str
+    measure: str
+    value: float
+    least: float | None = None
+    most: float | None = None
+
+    @property
+    def reached(self) -> bool:
+        above = self.least is None or self.value >= self.least
+        return above and (self.most is None or self.value <= self.most)
+
+
+@dataclass(frozen=True)
+class Fidelity:
+    rows: tuple[Row, ...]
+    summaries: tuple[Summary, ...]
+
+
+def compare() -> Fidelity:
+    """All comparisons of the shipped machines with the shipped measurements."""
+    parts = [_gemms(), _collectives(), _copies(), _variants(), _units_taken(), _ficco()]
+    return Fidelity(
+        tuple(row for rows, _ in parts for row in rows),
+        tuple(summary for _, summaries in parts for summary in summaries),
+    )
+
+
+Part = tuple[list[Row], list[Summary]]
+
+
+def _row(what: str, size: str, reference: float, model: float) -> Row:
+    return Row(what, size, reference, model, model / reference - 1.0)
+
+
+def _mean(rows: Iterable[Row]) -> float:
+    errors = [abs(row.error) for row in rows]
+    return sum(errors) / len(errors)
+
+
+def _worst(rows: Iterable[Row]) -> float:
+    return max(abs(row.error) for row in rows)
+
+
+def _gemms() -> Part:
+    rows: list[Row] = []
+    summaries = []
+    sources = (
+        ("gemm_h100", "h100", {"bfloat16": (0.10, 0.15)}),
+        ("gemm_gfx942", "mi300x", {"bfloat16": (0.20, None), "int8": (0.20, None)}),
+    )
+    for source, name, promised in sources:
+        machine = load(name)
+        by_dtype: dict[str, list[tuple[int, Row]]] = {}
+        for line in measurements(source):
+            m, n, k = int(line["m"]), int(line["n"]), int(line["k"])
+            batch, dtype = int(line.get("batch", "1")), DTYPE_NAMES[line["dtype"]]
+            size = f"{batch} x {m} x {n} x {k}" if batch > 1 else f"{m} x {n} x {k}"
+            model = gemm(machine, m, n, k, dtype, batch=batch).seconds
+            row = _row(f"GEMM {name} {dtype}", size, float(line["us"]) * 1e-6, model)
+            by_dtype.setdefault(dtype, []).append((m, row))
+        for dtype, lines in by_dtype.items():
+            large, every = promised.get(dtype, (None, None))
+            what = f"GEMM {name} {dtype}"
+            tall = _mean(row for m, row in lines if m >= 1024)
+            summaries.append(Summary(what, "mean error, m >= 1024", tall, most=large))
+            whole = _mean(row for _, row in lines)
+            summaries.append(Summary(what, "mean error, all rows", whole, most=every))
+            rows += [row for _, row in lines]
+    return rows, summaries
+
+
+def _collectives() -> Part:
+    rows: list[Row] = []
+    summaries = []
+    mi300x, h100 = load("mi300x"), load("h100")
+    what = "RCCL mi300x all_reduce"
+    for line in measurements("rccl_mi300x_all_reduce"):
+        rows.append(_core_driven(what, mi300x, "all_reduce", 8, line))
+    summaries.append(Summary(what, "worst error, 1 MiB to 1 GiB", _worst(rows), most=0.15))
+    by_kind: dict[str, list[Row]] = {}
+    for line in measurements("nccl_h100"):
+        if int(line["bytes"]) < MEBI:
+            continue
+        kind = {"alltoall": "all_to_all"}.get(line["collective"], line["collective"])
+        row = _core_driven(f"NCCL h100 {kind}", h100, kind, int(line["world"]), line)
+        by_kind.setdefault(kind, []).append(row)
+    for kind, found in by_kind.items():
+        most = None if kind == "all_reduce" else 0.20
+        worst = _worst(found)
+        summaries.append(Summary(f"NCCL h100 {kind}", "worst error, 1 MiB up", worst, most=most))
+        rows += found
+    return rows, summaries
+
+
+def _core_driven(what: str, machine: Machine, kind: str, world: int, line: dict[str, str]) -> Row:
+    seconds = collective(machine, kind, int(line["bytes"]), world)
+    return _row(what, line["bytes"], float(line["us"]) * 1e-6, seconds)
+
+
+def _copies() -> Part:
+    shares, puts = [], []
+    machine = load("mi300x")
+    for line in measurements("dma_copy_mi300x"):
+        cost = copy(machine, int(line["bytes"]))
+        # What the source calls copying starts when the engine has the command.
+        moving = machine.engines.packet + cost.bytes / cost.rate
+        share, reference = 1.0 - moving / cost.seconds, float(line["non_copy_percent"]) / 100
+        what = "DMA copy mi300x, share not copying (error in points)"
+        shares.append(Row(what, line["bytes"], reference, share, share - reference))
+    machine = load("mi355x")
+    for line in measurements("dma_put_mi355x"):
+        size = int(line["bytes"])
+        rate = size / copy(machine, size, prelaunched=True).seconds
+        puts.append(_row("DMA put mi355x", line["bytes"], float(line["gb_per_s"]) * 1e9, rate))
+    return shares + puts, [
+        Summary("DMA copy mi300x", "worst error in points", _worst(shares), most=0.10),
+        Summary("DMA put mi355x", "worst error", _worst(puts), most=0.10),
+    ]
+
+
+def _variants() -> Part:
+    rows, summaries = [], []
+    machine = load("mi300x")
+    for source, what, most in (
+        ("dma_collective_variants_mi300x", "DMA variants mi300x", 2.0),
+        ("dma_collective_variants_mi300x_held_out", "DMA variants mi300x, held out", None),
+    ):
+        misses = 0
+        for line in measurements(source):
+            kind, size = line["collective"], int(line["total_bytes"])
+            special = VARIANTS[kind][1]
+            seconds = dma_variants(machine, kind, size, 8)
+            plain = seconds["pcpy", False]
+            model = {name: plain / value for name, value in seconds.items()}
+            reference = {
+                ("pcpy", False): 1.0,
+                ("pcpy", True): float(line["pcpy_prelaunch"]),
+                (special, False): float(line["bcst_or_swap"]),
+                (special, True): float(line["bcst_or_swap_prelaunch"]),
+                ("b2b", False): float(line["b2b"]),
+                ("b2b", True): float(line["b2b_prelaunch"]),
+            }
+            misses += max(model, key=lambda n: model[n]) != max(
+                reference, key=lambda n: reference[n]
+            )
+            for name, value in reference.items():
+                label = f"{kind} {size} {name[0]}{' prelaunched' if name[1] else ''}"
+                rows.append(_row(f"{what}, speedup over pcpy", label, value, model[name]))
+        summaries.append(Summary(what, "sizes with another winner", float(misses), most=most))
+    return rows, summaries
+
+
+def _ficco_shapes() -> list[tuple[str, int, int, int]]:
+    """Shape of each FiCCO scenario on one of eight ranks: all rows, an eighth of the columns."""
+    return [
+        (line["id"], int(line["m"]), int(line["n"]) // 8, int(line["k"]))
+        for line in measurements("ficco_scenarios")
+    ]
+
+
+def _units_taken() -> Part:
+    """GEMMs beside a core-driven collective: units gone, and its interference."""
+    machine = load("mi300x")
+    rows, summaries = [], []
+    for line in measurements("cu_loss_mi300x"):
+        bound, taken = line["bound"], int(line["units_taken"])
+        # Trimming is done beside copy engines, so that nothing else interferes.
+        beside = 1.0 + machine.cores.interference if bound == "compute" else 1.0
+        left = machine.compute.units - taken
+        slower = [
+            gemm(machine, m, n, k, units=left).seconds * beside / gemm(machine, m, n, k).seconds
+            - 1.0
+            for m in TOKENS[bound]
+            for n, k in LAYERS
+        ]
+        model, reference = sum(slower) / len(slower), float(line["slower_percent"]) / 100
+        what = f"{bound}-bound GEMM mi300x, units taken (error in points)"
+        rows.append(Row(what, line["units_taken"], reference, model, model - reference))
+        allowed = 0.04 if bound == "compute" else 0.05
+        summaries.append(
+            Summary(
+                what, f"slowdown without {taken}", model, reference - allowed, reference + allowed
+            )
+        )
+    return rows, summaries
+
+
+def _ficco() -> Part:
+    """The largest ideal speedup, which the paper puts near 1.7."""
+    machine = load("mi300x")
+    speedups = []
+    for _, m, n, k in _ficco_shapes():
+        compute = gemm(machine, m, n, k).seconds
+        moving = collective(machine, "all_gather", 2 * m * k, 8, driver="dma", prelaunch=True)
+        speedups.append((compute + moving) / max(compute, moving))
+    return [], [Summary("FiCCO mi300x", "largest ideal speedup", max(speedups), 1.6, 2.0)]
