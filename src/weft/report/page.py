@@ -273,7 +273,5 @@ def _plotly_js() -> str:
     try:
         from plotly.offline import get_plotlyjs
     except ImportError:
-        raise Unsupported(
-            "writing a page needs plotly, which is not here; pip install 'weft[report]'"
-        ) from None
+        raise Unsupported("writing a page needs plotly: pip install plotly") from None
     return str(get_plotlyjs())

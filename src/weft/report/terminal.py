@@ -108,7 +108,7 @@ class _Drawing:
         if not every_row:
             yield [Segment("nothing was recorded", _DIM)]
             return
-        gutter = min(max(cell_len(row.label) for row in every_row), max(width // 3, 1)) + 1
+        gutter = min(max(cell_len(row.label) for row in every_row), max(width // 2, 1)) + 1
         num_cells = max(width - gutter - 1, 1)
         seconds = max(timeline.seconds for timeline in self.timelines)
         unit = self.unit or units.unit_of(seconds)
