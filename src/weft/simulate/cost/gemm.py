@@ -270,6 +270,8 @@ def _choice(
     best, found = float("inf"), (0, 1)
     for index, kernel in enumerate(kernels):
         blocks, steps = kernel.blocks(m, n, batch), kernel.steps(k)
+        if blocks * steps * kernel.step_seconds >= best * units:
+            continue  # its steps alone, spread evenly, take longer
         moving = latency + kernel.traffic(shape) / bandwidth
         if moving >= best:
             continue
@@ -283,12 +285,16 @@ def _choice(
         if room < blocks or steps == 1 or working <= moving + kernel.split_seconds:
             continue
         most = min(steps, MOST_SPLITS)
+        tried = 1
         for wanted in (units, room, 2 * room, 4 * room):
             split = min(most, wanted // blocks)
-            if split < 2:
+            if split <= tried:
                 continue
-            working = kernel.working(blocks * split, -(-steps // split), units)[0]
+            tried = split
             again = kernel.second_pass(m * n * batch * split, bandwidth)
+            if again + moving >= best:
+                break
+            working = kernel.working(blocks * split, -(-steps // split), units)[0]
             seconds = again + max(working, moving)
             if seconds < best:
                 best, found = seconds, (index, split)
