@@ -36,9 +36,7 @@ def shard_p2p(world: int = 2) -> Timeline:
         free = piece * 1.03
         for step in range(1, world):
             peer = (rank + step) % world
-            spans.append(
-                _copy(rank, peer, "shard", slice_ * (step - 1), slice_ * step, NUM_BYTES)
-            )
+            spans.append(_copy(rank, peer, "shard", slice_ * (step - 1), slice_ * step, NUM_BYTES))
             start = max(free, slice_ * step)
             spans.append(_wait(rank, free, start))
             free = start + piece * 1.05
@@ -60,9 +58,7 @@ def fused(world: int = 2, steps: int = 4) -> Timeline:
             spans.append(_wait(rank, free, start))
             spans.append(Span(rank, COMPUTE, f"gather {step}", "permute", start, start + 0.0018))
             free = start + 0.0018 + piece * 1.08
-            spans.append(
-                _matmul(rank, f"step {step}", start + 0.0018, free, NUM_FLOPS // steps)
-            )
+            spans.append(_matmul(rank, f"step {step}", start + 0.0018, free, NUM_FLOPS // steps))
     return Timeline(tuple(spans), "uniform-fused-1d@dma")
 
 

@@ -89,7 +89,7 @@ def test_a_real_page_loads_nothing_and_holds_plotly_once(
     assert_offline(reader)
     assert sum("plotly.js v" in script for script in reader.scripts) == 1
     assert len(reader.scripts) == 2
-    assert "Plotly.react" in reader.scripts[1]
+    assert "Plotly.newPlot" in reader.scripts[1]
     assert (tmp_path / "page.html").stat().st_size < 6e6
 
 

@@ -25,9 +25,7 @@ def names(events: list[dict[str, Any]], what: str) -> dict[tuple[int, int], str]
     return {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == what}
 
 
-def test_every_span_is_there_once_with_its_times(
-    tmp_path: Path, wide_runs: list[Timeline]
-) -> None:
+def test_every_span_is_there_once_with_its_times(tmp_path: Path, wide_runs: list[Timeline]) -> None:
     events = read(write_trace(tmp_path / "t.json", wide_runs))
     processes, threads = names(events, "process_name"), names(events, "thread_name")
     found = Counter(

@@ -14,7 +14,7 @@
     modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d", "toImage"],
   };
   const drawn = new Set();
-  const gantts = new Set();
+  const gantts = new Map(); // each timeline's plot, and its range when nothing is zoomed
 
   const variable = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
@@ -106,17 +106,14 @@
 
   async function draw(plot, figure) {
     const { data, layout } = themed(figure);
-    await Plotly.react(plot, data, layout, config);
-    if (!drawn.has(plot)) {
-      drawn.add(plot);
-      resizer.observe(plot);
-      if (isGantt(figure)) {
-        gantts.add(plot);
-        plot.on("plotly_relayout", (change) => zoomAll(plot, change));
-      }
-    }
-    // Only now: a double click goes back to the range a chart was first drawn with.
-    if (isGantt(figure) && zoomed) await zoom([plot]);
+    const full = layout.xaxis && layout.xaxis.range && layout.xaxis.range.slice();
+    await Plotly.newPlot(plot, data, layout, config); // not react: a double click goes to this range
+    drawn.add(plot);
+    resizer.observe(plot);
+    if (!isGantt(figure)) return;
+    gantts.set(plot, full);
+    plot.on("plotly_relayout", (change) => zoomAll(plot, change));
+    if (zoomed) await zoom([plot]);
   }
 
   const resizer = new ResizeObserver((entries) => {
@@ -129,14 +126,16 @@
 
   async function zoomAll(source, change) {
     if (zooming || !Object.keys(change).some((key) => key.startsWith("xaxis"))) return;
-    zoomed = source.layout.xaxis.range.slice();
-    await zoom([...gantts].filter((plot) => plot !== source));
+    const range = source.layout.xaxis.range.slice();
+    zoomed = String(range) === String(gantts.get(source)) ? null : range;
+    await zoom([...gantts.keys()].filter((plot) => plot !== source));
   }
 
   async function zoom(plots) {
     zooming = true;
     try {
-      await Promise.all(plots.map((plot) => Plotly.relayout(plot, { "xaxis.range": zoomed.slice() })));
+      await Promise.all(plots.map((plot) =>
+        Plotly.relayout(plot, { "xaxis.range": [...(zoomed || gantts.get(plot))] })));
     } finally {
       zooming = false;
     }
@@ -195,6 +194,7 @@
     const layout = structuredClone(upper.layout);
     layout.meta.lanes = lanes;
     layout.shapes = [...edges, ...layout.shapes.filter((shape) => shape.yref === "paper")];
+    layout.xaxis.range = [0, 1.02 * Math.max(upper.layout.meta.ms, lower.layout.meta.ms) || 1];
     layout.yaxis.range = [lanes.length - 0.4, -0.6];
     layout.yaxis.tickvals = lanes.map((_, index) => index);
     layout.yaxis.ticktext = lanes.map(([owner, lane], index) =>
@@ -235,6 +235,10 @@
   addEventListener("beforeprint", () => plots.forEach(show));
 
   dark.addEventListener("change", () => {
-    for (const plot of drawn) draw(plot, { data: plot.data, layout: plot.layout });
+    for (const plot of drawn) {
+      const range = gantts.get(plot);
+      if (range) plot.layout.xaxis.range = range.slice();
+      draw(plot, { data: plot.data, layout: plot.layout });
+    }
   });
 })();

@@ -200,10 +200,7 @@ def timelines_page(
     page.section("Where the time went", "Milliseconds, as a mean over the ranks.")
     page.table(
         ["schedule", "total", "computing", "copying", "both at once", "exposed copying"],
-        [
-            _where(name, t)
-            for name, t in zip(figures.names_of(timelines), timelines, strict=True)
-        ],
+        [_where(name, t) for name, t in zip(figures.names_of(timelines), timelines, strict=True)],
         best=fastest,
     )
     page.section(

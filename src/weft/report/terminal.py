@@ -258,9 +258,7 @@ def _axis(
     yield [Segment("".join(numbers).rstrip(), _DIM)]
 
 
-def _legend(
-    fills: Sequence[Fill], folded: bool, width: int, ink: _Ink
-) -> Iterator[list[Segment]]:
+def _legend(fills: Sequence[Fill], folded: bool, width: int, ink: _Ink) -> Iterator[list[Segment]]:
     entries = [
         [ink.sample(fill), Segment(ink.text(f" {fill.name}"))]
         for fill in fills
