@@ -179,12 +179,13 @@ NB_MODULE(_native, m) {
                reached.push_back(f.heap().control(rank).counters[index].get() >= call);
              return reached;
            })
-      .def("signal",  // the end of a task of this rank's compute
+      .def("signal",  // the end of a task of this rank's compute; gives the moment before
            [](Fabric& f, uint64_t call, int counter, const std::vector<int>& rings) {
              Heap& heap = f.heap();
+             const int64_t moment = now_ns();
              heap.control(heap.rank()).counters[counter].set(call);
              for (int r : rings) heap.control(r).doorbell.add_one();
-             return now_ns();
+             return moment;
            })
       .def("hold", &Fabric::hold, "source"_a, "bytes"_a, "since"_a, Unlocked())
       .def("done", &Fabric::done)

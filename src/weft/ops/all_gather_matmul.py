@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, overload
 
 import torch
@@ -180,6 +181,8 @@ def _check(
         raise Unsupported(
             f"{NAME} has no backward yet; call it under torch.no_grad() or detach its inputs"
         )
+    if x.dim() == 2:
+        return x.contiguous(), 1
     moved = x.movedim(gather_dim, 0)
     inner = math.prod(moved.shape[1:-1])
     return moved.reshape(moved.shape[0] * inner, x.shape[-1]).contiguous(), inner
@@ -197,16 +200,29 @@ def _propose(
     declared = None if shard_rows is None else tuple(int(n) * inner for n in shard_rows)
     if declared is not None:
         check_group_rank("shard_rows", declared, fabric.world, fabric.rank, x.shape[0])
+    columns = tuple(w.shape[1] for w in weights)
+    return _proposal(x.shape[0], columns, x.shape[1], x.dtype, schedule, gathered, declared)
+
+
+@lru_cache(maxsize=4096)
+def _proposal(
+    rows: int,
+    columns: tuple[int, ...],
+    k: int,
+    dtype: torch.dtype,
+    schedule: Schedule,
+    gathered: bool,
+    declared: tuple[int, ...] | None,
+) -> Proposal:
     same = (
-        ("K", x.shape[1]),
-        ("dtype", dtype_name(x.dtype)),
-        ("the number of w", len(weights)),
+        ("K", k),
+        ("dtype", dtype_name(dtype)),
+        ("the number of w", len(columns)),
         ("the schedule", str(schedule)),
         ("return_gathered", gathered),
         ("shard_rows", declared),
     )
-    own = (("rows", x.shape[0]), ("columns", tuple(w.shape[1] for w in weights)))
-    return Proposal(NAME, same, own)
+    return Proposal(NAME, same, (("rows", rows), ("columns", columns)))
 
 
 def _combine(proposals: Sequence[Proposal]) -> AllGatherMatmul:

@@ -67,7 +67,7 @@ def carry_out(
             fabric.native.enter(
                 call, proposal.signature, [offset for offset, _ in placed], proposal.blob
             )
-            runner = fabric.runners.get(proposal)
+            runner = fabric.runners.get(proposal.signature)
             if runner is None:
                 runner = _agree(fabric, call, proposal, schedule, combine)
             while True:
@@ -132,7 +132,7 @@ def _agree(
         verify(plan)
         runner = Runner(plan, fabric, signatures)
         fabric.runners[signatures] = runner
-    fabric.runners[proposal] = runner
+    fabric.runners[proposal.signature] = runner
     return runner
 
 

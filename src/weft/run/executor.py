@@ -14,12 +14,13 @@ import torch
 
 from weft.errors import Unsupported
 from weft.fabric import HostFabric, _native
-from weft.fabric.host import CANCELLED, DISAGREE, OK, Outcome
+from weft.fabric.host import AGAIN, CANCELLED, DISAGREE, OK, Outcome
 from weft.plan.adaptive import largest_run, merged
-from weft.plan.tasks import AnyTask, Buffer, Copy, Matmul, Permute, Plan, Region
+from weft.plan.tasks import AnyTask, Copy, Matmul, Permute, Plan, Region
 from weft.timeline import COMPUTE, Span, Timeline
 
 Counter = tuple[int, int]
+_NOTHING = Timeline(())
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,6 @@ class Runner:
         counters = _counters(plan)
         self._program, self.num_lanes = self._build_program(counters)
         self._steps = self._build_steps(counters)
-        self._agrees_first = any(step.remote for step in self._steps)
         self._workspace = [b for b in self._buffers if b.kind == "workspace"]
         self._workspace_bytes = sum(_aligned(b.num_bytes) for b in self._workspace)
 
@@ -126,7 +126,7 @@ class Runner:
         except BaseException:
             run.abandon()
             raise
-        return run.timeline()
+        return run.timeline() if record else _NOTHING
 
     def _add_workspace(self, tensors: dict[str, torch.Tensor]) -> None:
         if not self._workspace:
@@ -201,7 +201,7 @@ class _Run:
     def _quiesce(self) -> Outcome:
         """Waits until no engine touches a buffer of this call any more."""
         self.native.cancel(self.flight)
-        while (outcome := self.native.finish(self.flight))[0] == 7:
+        while (outcome := self.native.finish(self.flight))[0] == AGAIN:
             pass
         return outcome
 
@@ -335,7 +335,7 @@ class _Run:
         tasks = self.plan.tasks
         spans = [
             self._span(tasks[task], tasks[task].lane, start, end)
-            for task, start, end in (self.flight.spans if self.record else ())
+            for task, start, end in self.flight.spans
         ]
         return Timeline((*self.spans, *spans), str(self.plan.schedule))
 
@@ -385,5 +385,3 @@ def _counters(plan: Plan) -> dict[int, Counter]:
 def _aligned(size: int) -> int:
     return -(-size // 64) * 64
 
-
-__all__ = ["Buffer", "Runner", "shared_names"]

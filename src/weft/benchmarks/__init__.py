@@ -1,0 +1,65 @@
+"""What weft promises, measured. A benchmark is one file here with a function `run(report)` and its
+axes declared on top; `weft bench NAME` runs it."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from weft.errors import Unsupported, nearest
+from weft.study.launch import Report
+
+
+@dataclass(frozen=True)
+class Check:
+    """One promise: a value and the bar that it must keep, e.g. `<= 1.05`."""
+
+    name: str
+    value: float
+    bar: str
+
+    @property
+    def ok(self) -> bool:
+        comparison, limit = self.bar.split()
+        value, bound = self.value, float(limit)
+        return value <= bound if comparison == "<=" else value >= bound
+
+
+@dataclass(frozen=True)
+class Result:
+    """A table of what was measured, and the checks on it."""
+
+    headers: Sequence[str]
+    rows: Sequence[Sequence[str | float | int | None]]
+    checks: Sequence[Check]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "rows": [dict(zip(self.headers, row, strict=True)) for row in self.rows],
+            "checks": [
+                {"name": c.name, "value": c.value, "bar": c.bar, "ok": c.ok} for c in self.checks
+            ],
+        }
+
+
+def names() -> list[str]:
+    """The names of all benchmarks."""
+    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+
+
+def find(name: str) -> Callable[[Report], Result]:
+    """The benchmark of that name."""
+    if name not in names():
+        raise Unsupported(
+            f"there is no benchmark {name!r}{nearest(name, names())} (known: {', '.join(names())})"
+        )
+    function: Callable[[Report], Result] = importlib.import_module(f"{__name__}.{name}").run
+    return function
+
+
+def part(report: Report, number: int, of: int) -> Report:
+    """A report for one part of a longer job."""
+    return lambda share, text: report((number + share) / of, text)

@@ -1,0 +1,51 @@
+"""The command line, thin over the library. A new command is one new file in this folder with a
+function `register(app)`."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import sys
+
+import typer
+
+from weft.cli.console import fail
+from weft.errors import Error
+
+app = typer.Typer(
+    name="weft",
+    help="Hides communication behind computation in distributed ML: run it, explain it, explore it.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+@app.callback(invoke_without_command=True)
+def _version(
+    version: bool = typer.Option(False, "--version", help="Print the version and stop."),
+) -> None:
+    if version:
+        from weft.fabric import _native
+
+        typer.echo(f"weft {_native.VERSION}")
+        raise typer.Exit
+
+
+def main() -> None:
+    """Entry point of `weft`: bad input ends with one sentence, not with a traceback."""
+    for module in sorted(m.name for m in pkgutil.iter_modules(__path__)):
+        found = importlib.import_module(f"{__name__}.{module}")
+        if hasattr(found, "register"):
+            found.register(app)
+    try:
+        app()
+    except Error as error:
+        fail(str(error), json="--json" in sys.argv)
+    except KeyboardInterrupt:
+        fail("stopped", code=130)
+    except BrokenPipeError:
+        # The reader of our output has gone (as `head` does); there is nobody left to tell.
+        sys.stderr.close()
+        sys.exit(0)
