@@ -15,12 +15,13 @@ def test_every_comparison_is_there() -> None:
     promised = [s for s in found.summaries if s.most is not None]
     assert {s.what for s in promised} >= {
         "GEMM h100 bfloat16",
+        "GEMM h100 bfloat16, held out",
         "GEMM mi300x bfloat16",
         "GEMM mi300x int8",
         "RCCL mi300x all_reduce",
-        "NCCL h100 all_gather",
-        "NCCL h100 reduce_scatter",
-        "NCCL h100 all_to_all",
+        "NCCL 8 x h100 all_gather",
+        "NCCL 8 x h100 reduce_scatter",
+        "NCCL 8 x h100 all_to_all",
         "DMA copy mi300x",
         "DMA put mi355x",
         "DMA variants mi300x",

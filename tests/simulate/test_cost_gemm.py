@@ -52,6 +52,18 @@ def test_accuracy_on_h100_over_all_rows_and_over_random_halves(seed: int | None)
     assert mean_error(rows, "h100", {"bf16": "bfloat16"}) <= 0.15
 
 
+def test_accuracy_on_rows_no_machine_was_fitted_to() -> None:
+    rows = measurements("gemm_h100_held_out")
+    assert mean_error(tall(rows), "h100", {"bf16": "bfloat16"}) <= 0.10
+    assert mean_error(rows, "h100", {"bf16": "bfloat16"}) <= 0.15
+
+
+def test_accuracy_on_b200() -> None:
+    rows = measurements("gemm_b200")
+    assert mean_error(tall(rows), "b200", {"bf16": "bfloat16"}) <= 0.12
+    assert mean_error(rows, "b200", {"bf16": "bfloat16"}) <= 0.15
+
+
 @pytest.mark.parametrize("seed", [None, 1, 2, 3, 4])
 def test_accuracy_on_mi300x_over_all_rows_and_over_random_halves(seed: int | None) -> None:
     rows = tall(measurements("gemm_gfx942"))

@@ -172,9 +172,16 @@ class Protocol:
 
     name: str
     latency: Positive
+    peer_latency: float  # in addition, for every peer
     bandwidth: Positive  # out of a device, all links
-    all_reduce_latency: Positive  # two phases instead of one
-    all_reduce_traffic: Positive  # bytes out of a device per byte of the result, in the full node
+
+
+@dataclass(frozen=True)
+class InSwitch:
+    """An all-reduce whose sums are made by the switch: its time does not depend on the world."""
+
+    latency: Positive
+    bandwidth: Positive  # bytes of the result per second
 
 
 @dataclass(frozen=True)
@@ -185,8 +192,11 @@ class Cores:
     all_gather_units: Count  # compute units that saturate the links
     all_to_all_units: Count
     copy_units: Count  # compute units that saturate one link
+    all_reduce_latency: Positive  # latency of the two phases of an all-reduce, against one phase
+    local_share: float  # cost of a device's own part, which is copied too, against a part sent
     interference: float  # slowdown of a GEMM beside it, beyond the units and bandwidth taken
     memory_bytes_per_byte: Positive  # memory traffic at each end for a byte moved
+    in_switch: InSwitch | None = None
 
 
 @dataclass(frozen=True)

@@ -82,19 +82,24 @@ def _by_cores(
 ) -> float:
     """The library takes the protocol that is quickest for the size."""
     cores, links = machine.cores, machine.links
-    spread = (world - 1) / world
+    peers = world - 1
     # Fewer devices leave links of a mesh unused; fewer units leave all of them hungry.
     reach = links.out_of_device(world) / links.out_of_device(links.world)
     if units is not None:
         enough = cores.all_to_all_units if kind == "all_to_all" else cores.all_gather_units
         reach *= min(1.0, units / enough)
-    if kind != "all_reduce":
-        wire = total_bytes * spread / reach
-        return min(p.latency + wire / p.bandwidth for p in cores.protocols)
-    wire = total_bytes * spread / ((links.world - 1) / links.world) / reach
-    return min(
-        p.all_reduce_latency + wire * p.all_reduce_traffic / p.bandwidth for p in cores.protocols
+    if kind == "all_reduce":
+        phases, parts = cores.all_reduce_latency, 2.0 * peers
+    else:
+        phases, parts = 1.0, peers + cores.local_share
+    wire = total_bytes * parts / world / reach
+    seconds = min(
+        phases * (p.latency + peers * p.peer_latency) + wire / p.bandwidth for p in cores.protocols
     )
+    if kind == "all_reduce" and cores.in_switch is not None:
+        summed = total_bytes / (cores.in_switch.bandwidth * reach)
+        seconds = min(seconds, cores.in_switch.latency + summed)
+    return seconds
 
 
 def _by_engines(
