@@ -77,12 +77,12 @@ class Demands:
         self._loads: dict[tuple[int, str], float] = {}
 
     def transfer(self, task: Copy) -> Transfer:
-        source, target = task.source, task.target
-        size, runs = self.plan.num_bytes(source), self._runs(task)
-        key = (size, runs, task.engine, task.rank, source.rank, target.rank, task.peer)
+        here, there = task.source, task.target
+        ranks = (task.rank, here.rank, there.rank, task.peer)
+        key = (here.rows, here.columns, here.buffer, there.buffer, task.engine, *ranks)
         found = self._transfers.get(key)
         if found is None:
-            found = self._transfers[key] = self._copy(task, size, runs)
+            found = self._transfers[key] = self._copy(task)
         return found
 
     def kernel(self, task: Matmul | Permute) -> Kernel:
@@ -99,35 +99,37 @@ class Demands:
             self._kernels[key] = found
         return found
 
-    def _copy(self, task: Copy, size: int, runs: int) -> Transfer:
+    def _copy(self, task: Copy) -> Transfer:
         machine, node = self.machine, self.node
+        size, runs = self.plan.num_bytes(task.source), self._runs(task)
         source, target = task.source.rank, task.target.rank
         remote = source != target
         cost = copy(machine, size, rows=runs, engine=task.engine, prelaunched=True, remote=remote)
         wanted: Draws = node.route(source, target, 1.0) if remote else []
         traffic = cost.traffic / size
-        wanted += [(("memory", source), traffic), (("memory", target), traffic)]
+        wanted += [(("memory", source, 0), traffic), (("memory", target, 0), traffic)]
         following = cost.command
         if task.engine == "dma":
             following = machine.engines.next_packet
             if machine.engines.count < node.world:
                 wanted += node.engine(task.rank, task.peer, 1.0 / cost.rate)
         elif remote:
-            wanted.append((("driven", source), 1.0))
+            wanted.append((("driven", source, 0), 1.0))
         draws = node.draws(wanted)
         return Transfer(
             size, cost.rate, draws, cost.command, following, cost.completion, cost.units
         )
 
     def _permute(self, task: Permute) -> Kernel:
+        machine = self.machine
         read = sum(map(self.plan.num_bytes, task.sources))
         written = sum(map(self.plan.num_bytes, task.targets))
 
         def body(units: int) -> float:
-            return memory_bound(self.machine, read, written, units=units).memory_seconds
+            return memory_bound(machine, read, written, units=units).memory_seconds
 
-        draws = self.node.draws([(("memory", task.rank), 1.0)])
-        launch = memory_bound(self.machine, read, written).launch
+        draws = self.node.draws([(("memory", task.rank, 0), 1.0)])
+        launch = memory_bound(machine, read, written).launch
         return Kernel(launch, float(read + written), draws, body)
 
     def _matmul(self, task: Matmul) -> Kernel:
@@ -154,10 +156,10 @@ class Demands:
             # Read in place, once: tiles that need the same rows run together and share them.
             size = self.plan.num_bytes(operand)
             wanted += self.node.route(operand.rank, task.rank, size / traffic)
-            wanted.append((("memory", operand.rank), size / traffic))
+            wanted.append((("memory", operand.rank, 0), size / traffic))
             here -= size
             reach = max(reach, size / machine.links.to_one_peer())
-        wanted.append((("memory", task.rank), max(here, 0.0) / traffic))
+        wanted.append((("memory", task.rank, 0), max(here, 0.0) / traffic))
         launch = whole.launch + (machine.links.latency if reach else 0.0)
         return Kernel(launch, traffic, self.node.draws(wanted), body, reach)
 

@@ -223,6 +223,7 @@ class Events:
         if job.flow is not None:
             job.flow.version += 1
             self._sharing.stop(job.flow)
+            job.flow = None  # a cycle otherwise, of which there would be one per task
         if isinstance(cost, Transfer):
             body = reach = cost.size / cost.rate
             delay = cost.completion
@@ -286,7 +287,11 @@ def _most_units(plan: Plan, machine: Machine) -> int:
     everyone reads the same (a gather) than where everyone reads something else."""
     readers: dict[Region, int] = {}
     for task in plan.tasks:
-        if isinstance(task, Copy) and task.engine == "cores" and task.source.rank != task.rank:
-            if readers.setdefault(task.source, task.rank) != task.rank:
-                return machine.cores.all_gather_units
+        if (
+            isinstance(task, Copy)
+            and task.engine == "cores"
+            and task.source.rank != task.rank
+            and readers.setdefault(task.source, task.rank) != task.rank
+        ):
+            return machine.cores.all_gather_units
     return machine.cores.all_to_all_units

@@ -9,15 +9,15 @@ Let `compute` be the whole GEMM alone, in a fixed part and a body of its own. Th
 
     decomposition          bodies of the pieces, each alone with its operands at hand, minus the
                            body of the whole: what cutting costs, gather and scatter included
-    contention             bodies as they ran, minus the same bodies alone (remote operands read over
-                           idle links): what running beside communication costs
+    contention             bodies as they ran, minus the same bodies alone (remote operands read
+                           over idle links): what running beside communication costs
     launch                 fixed parts of the pieces minus that of the whole: kernel starts, gaps
                            between kernels, adaptive decisions
     exposed_communication  waiting (signals included), and what reading remote operands over idle
                            links adds to a body, minus the waiting that ideal has too:
                            max(0, communication - compute); no less than 0
-    hidden                 where that difference is negative, it is here instead: part of the other
-                           losses fell into time that is spent waiting for communication even ideally
+    hidden                 where that difference is negative, it is here instead: part of the
+                           other losses fell into time in which even ideal waits
 
 and the five add up to overlapped - ideal exactly.
 """

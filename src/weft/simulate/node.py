@@ -13,11 +13,16 @@ draws on it for itself and for its mirror images.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from weft.machine import Machine
 from weft.simulate.cost import bandwidth_of
 from weft.simulate.sharing import Resource
 
-Draws = list[tuple[tuple[object, ...], float]]
+Name = tuple[str, int, int]
+"""Kind, rank, and for links the other rank, for engines which one."""
+
+Draws = list[tuple[Name, float]]
 
 
 class Node:
@@ -27,7 +32,7 @@ class Node:
         self.machine = machine
         self.world = world
         self.folded = folded
-        self._resources: dict[tuple[object, ...], Resource] = {}
+        self._resources: dict[Name, Resource] = {}
         best = max(protocol.bandwidth for protocol in machine.cores.protocols)
         reach = machine.links.out_of_device(world) / machine.links.out_of_device(
             machine.links.world
@@ -42,7 +47,7 @@ class Node:
         }
 
     def memory(self, rank: int) -> Resource:
-        return self._resource(("memory", rank))
+        return self._resource(("memory", rank, 0))
 
     def memory_bandwidth(self, units: int) -> float:
         """What kernels and copies together draw from a memory while kernels have so many units."""
@@ -58,7 +63,7 @@ class Node:
 
     def route(self, source: int, target: int, draw: float) -> Draws:
         """What bytes from one rank to another draw on, besides memory."""
-        ports: Draws = [(("out", source), draw), (("in", target), draw)]
+        ports: Draws = [(("out", source, 0), draw), (("in", target, 0), draw)]
         topology = self.machine.links.topology
         if topology == "mesh":
             return [*ports, (("link", source, target), draw)]
@@ -76,20 +81,17 @@ class Node:
         up = (target - source) % self.world
         step, count = (1, up) if 2 * up <= self.world else (-1, self.world - up)
         stops = [(source + step * hop) % self.world for hop in range(count + 1)]
-        return list(zip(stops[:-1], stops[1:], strict=True))
+        return list(pairwise(stops))
 
-    def _resource(self, name: tuple[object, ...]) -> Resource:
+    def _resource(self, name: Name) -> Resource:
         if self.folded:
             name = self._fold(name)
         resource = self._resources.get(name)
         if resource is None:
-            resource = Resource(name, self._capacity[str(name[0])])
+            resource = Resource(name, self._capacity[name[0]])
             self._resources[name] = resource
         return resource
 
-    def _fold(self, name: tuple[object, ...]) -> tuple[object, ...]:
-        kind, rank, *rest = name
-        if kind == "link":
-            assert isinstance(rank, int) and isinstance(rest[0], int)
-            return (kind, 0, (rest[0] - rank) % self.world)
-        return (kind, 0, *rest)
+    def _fold(self, name: Name) -> Name:
+        kind, rank, other = name
+        return (kind, 0, (other - rank) % self.world if kind == "link" else other)

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from weft.machine import Machine
 from weft.plan.adaptive import merged
-from weft.plan.tasks import AnyTask, Copy, Matmul, Permute, Plan
+from weft.plan.tasks import AnyTask, Matmul, Plan
 from weft.simulate.demand import num_flops
 from weft.timeline import COMPUTE, Span, Timeline
 
@@ -88,19 +88,7 @@ class Simulation:
                 yield self._span(piece, merged(matmuls) if len(matmuls) > 1 else run[0])
 
     def _span(self, piece: Piece, task: AnyTask) -> Span:
-        if isinstance(task, Copy):
-            num_bytes = self.plan.num_bytes(task.source)
-        elif isinstance(task, Permute):
-            num_bytes = sum(map(self.plan.num_bytes, task.sources))
-        else:
-            num_bytes = sum(self.plan.num_bytes(r) for r in task.reads() if r.rank != task.rank)
-        return Span(
-            task.rank,
-            task.lane,
-            task.label,
-            task.kind,
-            piece.start,
-            piece.end,
-            num_bytes,
-            num_flops(task),
-        )
+        flops = num_flops(task)
+        moved = 0 if isinstance(task, Matmul) else sum(map(self.plan.num_bytes, task.reads()))
+        when = (piece.start, piece.end)
+        return Span(task.rank, task.lane, task.label, task.kind, *when, moved, flops)

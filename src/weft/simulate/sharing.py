@@ -22,7 +22,7 @@ class Resource:
 
     __slots__ = ("asked", "capacity", "flows", "name", "tight")
 
-    def __init__(self, name: tuple[object, ...], capacity: float) -> None:
+    def __init__(self, name: tuple[str, int, int], capacity: float) -> None:
         self.name = name
         self.capacity = capacity
         self.flows: dict[Flow, float] = {}

@@ -36,7 +36,8 @@ def check_fits(plan: Plan, machine: Machine) -> None:
     world = plan.operation.world
     if world > machine.links.world:
         raise Unsupported(
-            f"{plan.operation.label} needs {world} devices; {machine.name} has {machine.links.world}"
+            f"{plan.operation.label} needs {world} devices; "
+            f"{machine.name} has {machine.links.world}"
         )
     needed = [0] * world
     for buffer in plan.buffers:

@@ -45,9 +45,7 @@ def _signature(
         whole = region.columns == buffer.columns
         return ((region.rank - rank) % world, region.rows, region.columns, buffer.dtype, whole)
 
-    after = sorted(
-        ((plan.tasks[other].rank - rank) % world, place[other]) for other in task.after
-    )
+    after = sorted(((plan.tasks[other].rank - rank) % world, place[other]) for other in task.after)
     if isinstance(task, Copy):
         lane = (task.peer - rank) % world
         return (task.kind, after, size(task.source), size(task.target), task.engine, lane)

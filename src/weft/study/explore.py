@@ -8,7 +8,9 @@ never for having the better engine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -111,7 +113,7 @@ def explore(
     """Simulates schedules (by default `Schedule.space`) of an operation for every shape.
 
     Shapes are unsharded: every rank has N / world columns of B, rounded up. A schedule whose
-    workspace does not fit is left out with the reason; a shape that does not fit at all is an error.
+    workspace does not fit is left out with the reason; a shape that does not fit is an error.
     """
     if world < 1:
         raise Unsupported(f"there must be at least 1 rank, not {world}")
@@ -119,18 +121,32 @@ def explore(
         raise Unsupported("there are no shapes to explore")
     kind = find(operation_name)
     scenarios = []
-    for number, shape in enumerate(shapes):
-        if progress is not None:
-            progress(number, len(shapes), shape.label)
-        columns = -(-shape.n // world)
-        operation: Plannable = kind.of(shape.m, columns, shape.k, world, shape.dtype)
-        try:
-            scenarios.append(_explore(machine, operation, shape, schedules))
-        except Unsupported as error:
-            raise Unsupported(f"{shape.label}: {error}") from error
+    with _uncollected():
+        for number, shape in enumerate(shapes):
+            if progress is not None:
+                progress(number, len(shapes), shape.label)
+            columns = -(-shape.n // world)
+            operation: Plannable = kind.of(shape.m, columns, shape.k, world, shape.dtype)
+            try:
+                scenarios.append(_explore(machine, operation, shape, schedules))
+            except Unsupported as error:
+                raise Unsupported(f"{shape.label}: {error}") from error
     if progress is not None:
         progress(len(shapes), len(shapes), "")
     return Exploration(machine, operation_name, world, tuple(scenarios))
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Pauses the collector of cycles. Plans and simulations are large and have none, so that it
+    would walk through a growing heap again and again, for nothing."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _explore(
@@ -142,7 +158,8 @@ def _explore(
         known[schedule] = run(operation.lower(schedule), machine)
     baseline = min(known, key=lambda schedule: known[schedule].seconds)
     serial = known[baseline].seconds
-    compute = run(operation.compute_only().lower(Schedule.parse("serial")), machine)
+    alone: Any = operation.compute_only()
+    compute = run(alone.lower(Schedule.parse("serial")), machine)
     communication = run(_only_copies(operation.lower(baseline)), machine).seconds
     outcomes, refused = [], []
     for schedule in Schedule.space(operation) if schedules is None else schedules:
