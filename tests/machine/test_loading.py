@@ -100,7 +100,7 @@ def test_unknown_names(name: str, says: str) -> None:
 @pytest.mark.parametrize(
     ("path", "value", "says"),
     [
-        ("links.bandwith", 1.0, "unknown key links.bandwith; did you mean bandwidth"),
+        ("links.bandwith", 1.0, "unknown key links.bandwith.*did you mean bandwidth"),
         ("links.bandwidth", -1.0, "links.bandwidth must not be negative"),
         ("links.world", 0, "links.world must be more than 0"),
         ("links.bandwidth", float("nan"), "links.bandwidth must be a finite number"),
@@ -111,7 +111,7 @@ def test_unknown_names(name: str, says: str) -> None:
         ("compute.units", "many", "compute.units must be a number, not 'many'"),
         ("compute.units", True, "compute.units must be a number, not True"),
         ("compute.sustained_share", 1.1, "compute.sustained_share must be at most 1"),
-        ("compute.rate.bfloat61", 1e12, "unknown dtype bfloat61 in compute.rate; did you mean"),
+        ("compute.rate.bfloat61", 1e12, "unknown dtype bfloat61 in compute.rate.*did you mean"),
         ("compute.rate.int8", 9e15, "compute.rate.int8 is above compute.peak.int8"),
         ("compute.rate", 5, "compute.rate must be a table by dtype"),
         ("compute.tiling.tiles", [], "must hold at least one tile"),

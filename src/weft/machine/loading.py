@@ -33,8 +33,8 @@ def load(name_or_path: str | Path) -> Machine:
     if path.suffix == ".toml" or len(path.parts) > 1:
         raise Unsupported(f"There is no machine file {text}.")
     raise Unsupported(
-        f"There is no machine named {text!r}{nearest(text, names())}"
-        f" (known: {', '.join(names())}; or give the path of a TOML file)."
+        f"There is no machine named {text!r}{nearest(text, names())};"
+        f" known are {', '.join(names())}, and any TOML file by its path."
     )
 
 
@@ -65,7 +65,7 @@ def _build(kind: Any, table: Any, where: str, prefix: str) -> Any:
     hints = get_type_hints(kind, include_extras=True)
     for key in table:
         if key not in hints:
-            raise Unsupported(f"{where}: unknown key {prefix}{key}{nearest(key, hints)}")
+            raise Unsupported(f"{where}: unknown key {prefix}{key}{nearest(key, hints)}.")
     values = {}
     for item in fields(kind):
         if item.name in table:
@@ -107,7 +107,7 @@ def _value(hint: Any, value: Any, where: str, key: str) -> Any:
 
 def _known_dtype(dtype: str, where: str, key: str) -> None:
     if dtype not in DTYPES:
-        raise Unsupported(f"{where}: unknown dtype {dtype} in {key}{nearest(dtype, DTYPES)}")
+        raise Unsupported(f"{where}: unknown dtype {dtype} in {key}{nearest(dtype, DTYPES)}.")
 
 
 def _number(kind: Any, bounds: Bounds | None, value: Any, where: str, key: str) -> Any:

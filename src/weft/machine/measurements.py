@@ -15,6 +15,6 @@ def measurements(name: str) -> list[dict[str, str]]:
     path = _FOLDER / f"{name}.csv"
     if not path.is_file():
         known = sorted(file.stem for file in _FOLDER.glob("*.csv"))
-        raise Unsupported(f"There are no measurements named {name!r}{nearest(name, known)}")
+        raise Unsupported(f"There are no measurements named {name!r}{nearest(name, known)}.")
     with path.open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))

@@ -60,7 +60,7 @@ def dma_variants(
     """Seconds of every engine variant, by (variant, prelaunched)."""
     _check(machine, kind, total_bytes, world)
     if kind not in VARIANTS:
-        raise Unsupported(f"Copy engines have no variants of {kind}{nearest(kind, VARIANTS)}")
+        raise Unsupported(f"Only {' and '.join(VARIANTS)} have copy engine variants, not {kind}.")
     return {
         (variant, prelaunch): _variant(machine, variant, total_bytes, world, prelaunch)
         for variant in VARIANTS[kind]
@@ -70,7 +70,7 @@ def dma_variants(
 
 def _check(machine: Machine, kind: str, total_bytes: float, world: int) -> None:
     if kind not in KINDS:
-        raise Unsupported(f"There is no collective {kind!r}{nearest(kind, KINDS)}")
+        raise Unsupported(f"There is no collective {kind!r}{nearest(kind, KINDS)}.")
     if total_bytes < 0:
         raise Unsupported(f"A collective cannot move {total_bytes} bytes.")
     if not 1 <= world <= machine.links.world:

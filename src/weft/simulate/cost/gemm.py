@@ -80,8 +80,8 @@ def _gemm(
     if dtype not in machine.compute.rate:
         known = machine.compute.rate
         raise Unsupported(
-            f"{machine.name} has no GEMM rate for {dtype}{nearest(dtype, known)}"
-            f" (it has {', '.join(known)})."
+            f"{machine.name} has no GEMM rate for {dtype}{nearest(dtype, known)};"
+            f" it has {', '.join(known)}."
         )
     if not part_of >= 0.0:
         raise Unsupported(f"A GEMM cannot be part of {part_of} seconds of work.")
