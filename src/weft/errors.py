@@ -35,6 +35,6 @@ class InvalidPlan(Error):
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """`; did you mean a, b?` for a word that is not known, or nothing where none is near."""
+    """` (did you mean a or b?)` for a word that is not known, or nothing where none is near."""
     close = difflib.get_close_matches(word, list(known), n=3, cutoff=0.4)
-    return f"; did you mean {' or '.join(close)}?" if close else ""
+    return f" (did you mean {' or '.join(close)}?)" if close else ""

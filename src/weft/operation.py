@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol
 
 from weft.errors import Unsupported, nearest
 
@@ -24,12 +24,15 @@ ITEM_BYTES = {
 """Bytes of one element, by dtype name."""
 
 
-@runtime_checkable
 class Operation(Protocol):
     """What every operation tells: a frozen, hashable value."""
 
-    name: str
-    dtype: str
+    name: ClassVar[str]
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of its tensors, by name."""
+        ...
 
     @property
     def world(self) -> int:
@@ -74,7 +77,8 @@ def find(name: str) -> type[Any]:
     _discover()
     if name not in _known:
         raise Unsupported(
-            f"there is no operation {name!r}{nearest(name, _known)} (known: {', '.join(sorted(_known))})"
+            f"there is no operation {name!r}{nearest(name, _known)}; "
+            f"known: {', '.join(sorted(_known))}"
         )
     return _known[name]
 

@@ -86,11 +86,11 @@ class Schedule:
         match = _GRAMMAR.fullmatch(name.strip())
         if match is None:
             raise Unsupported(
-                f"{name!r} is not a schedule name; write NAME[:DEPTH][@ENGINE], e.g. adaptive:16@dma"
+                f"{name!r} is no schedule name; write NAME[:DEPTH][@ENGINE], e.g. adaptive:16@dma"
             )
         base, depth, engine = match.group("name", "depth", "engine")
         if base not in _NAMED:
-            known = [named for named in _NAMED]
+            known = list(_NAMED)
             raise Unsupported(
                 f"there is no schedule {base!r}{nearest(base, known)}; "
                 f"the main names are {', '.join(MAIN_NAMES)}"

@@ -54,7 +54,7 @@ def find(name: str) -> Callable[[Report], Result]:
     """The benchmark of that name."""
     if name not in names():
         raise Unsupported(
-            f"there is no benchmark {name!r}{nearest(name, names())} (known: {', '.join(names())})"
+            f"there is no benchmark {name!r}{nearest(name, names())}; known: {', '.join(names())}"
         )
     function: Callable[[Report], Result] = importlib.import_module(f"{__name__}.{name}").run
     return function

@@ -104,4 +104,5 @@ def _wake_ups(fabric: HostFabric, delay: float) -> float:
     times = torch.tensor(moments, dtype=torch.int64)
     both = [torch.empty_like(times) for _ in range(2)]
     dist.all_gather(both, times)
-    return statistics.median((both[1] - both[0]).tolist()) / 1e9
+    delays: list[int] = (both[1] - both[0]).tolist()
+    return statistics.median(delays) / 1e9

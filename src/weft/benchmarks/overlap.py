@@ -65,7 +65,9 @@ def run(report: Report) -> Result:
     direct = memory["adaptive@direct"]
     checks.append(Check("memory speed: adaptive@direct / GEMM", direct / memory["GEMM"], "<= 1.05"))
     checks.append(
-        Check("memory speed: adaptive@direct / gloo + GEMM", direct / memory["gloo + GEMM"], "<= 0.8")
+        Check(
+            "memory speed: adaptive@direct / gloo + GEMM", direct / memory["gloo + GEMM"], "<= 0.8"
+        )
     )
     return Result(HEADERS, rows, checks)
 
@@ -75,7 +77,9 @@ def _all(operation: AllGatherMatmul) -> list[Schedule]:
 
 
 def _few() -> list[Schedule]:
-    return [Schedule.parse(name) for name in ("shard-p2p@dma", "hetero-unfused-1d@dma", "adaptive@dma")]
+    return [
+        Schedule.parse(name) for name in ("shard-p2p@dma", "hetero-unfused-1d@dma", "adaptive@dma")
+    ]
 
 
 def _rows(case: str, result: Measurement) -> list[list[str | float]]:

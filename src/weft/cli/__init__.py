@@ -14,7 +14,7 @@ from weft.errors import Error
 
 app = typer.Typer(
     name="weft",
-    help="Hides communication behind computation in distributed ML: run it, explain it, explore it.",
+    help="Hides communication behind computation in distributed ML: run, explain, explore.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -28,7 +28,9 @@ def bench(
         print_json(result.to_json())
     else:
         console.print(table(result.headers, result.rows, title=f"weft bench {name}"))
-        rows = [[c.name, f"{c.value:.3g}", c.bar, "ok" if c.ok else "MISSED"] for c in result.checks]
+        rows = [
+            [c.name, f"{c.value:.3g}", c.bar, "ok" if c.ok else "MISSED"] for c in result.checks
+        ]
         console.print(table(["check", "value", "bar", ""], rows))
     if missed:
         raise typer.Exit(1)

@@ -70,7 +70,9 @@ def topology_of(name: str) -> Topology:
 def dtype_of(name: str) -> str:
     known = list(ITEM_BYTES)[:4]
     if name not in known:
-        raise Unsupported(f"there is no dtype {name!r}{nearest(name, known)} here; use one of {known}")
+        raise Unsupported(
+            f"there is no dtype {name!r}{nearest(name, known)} here; use one of {known}"
+        )
     return name
 
 

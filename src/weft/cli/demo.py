@@ -57,9 +57,11 @@ def demo(
 
 
 def _said(result: Measurement) -> str:
-    adaptive, shard, cores = (result.arm(f) for f in ("adaptive@dma", "shard-p2p@dma", "adaptive@cores"))
+    adaptive, shard, cores = (
+        result.arm(f) for f in ("adaptive@dma", "shard-p2p@dma", "adaptive@cores")
+    )
     return (
-        f"With a link as slow as the compute, one after the other takes {result.serial * 1e3:.0f} ms, "
+        f"With a link as slow as compute, one after the other takes {result.serial * 1e3:.0f} ms, "
         f"fetching whole shards {shard.seconds * 1e3:.0f} ms, and multiplying whatever has arrived "
         f"(adaptive@dma) {adaptive.seconds * 1e3:.0f} ms: {adaptive.speedup:.2f}x, "
         f"{adaptive.percent_of_ideal:.0f} % of the ideal. "

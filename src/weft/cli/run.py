@@ -58,7 +58,7 @@ def run(
         Path | None, typer.Option(help="Write a trace of all schedules for Perfetto.")
     ] = None,
 ) -> None:
-    """Spawn ranks here and measure compute alone, communication alone, serial, and each schedule."""
+    """Spawn ranks here; measure compute alone, communication alone, serial, and each schedule."""
     asked = find(operation).of(m, n, k, world, dtype_of(dtype))
     spec = LinkSpec.parse(link, topology_of(topology))
     schedules = schedules_of(schedule, Schedule.space(asked))
@@ -78,10 +78,11 @@ def show(result: Measurement, repeat: int) -> None:
     """The measurement as a table."""
     console.print(
         f"{result.operation.label}, links: {result.link}\n"
-        f"compute {result.compute * 1e3:.2f} ms, communication {result.communication * 1e3:.2f} ms, "
+        f"compute {result.compute * 1e3:.2f} ms, "
+        f"communication {result.communication * 1e3:.2f} ms, "
         f"serial {result.serial * 1e3:.2f} ms, ideal {result.ideal * 1e3:.2f} ms"
     )
-    rows = [
+    rows: list[list[str | float]] = [
         [
             arm.name,
             round(arm.seconds * 1e3, 2),

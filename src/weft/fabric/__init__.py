@@ -14,13 +14,13 @@ _open: dict[int, HostFabric] = {}
 
 
 def of(group: dist.ProcessGroup | None = None) -> HostFabric:
-    """The fabric of a group (None: of all ranks), opened at the first call, which all ranks make."""
+    """The fabric of a group (None: of all ranks), opened at the first call, made by all ranks."""
     if not dist.is_available() or not dist.is_initialized():
         raise Unsupported(
             "there is no process group yet; call torch.distributed.init_process_group('gloo') first"
         )
     found = group if group is not None else dist.group.WORLD
-    if found is None or found == dist.GroupMember.NON_GROUP_MEMBER:
+    if not isinstance(found, dist.ProcessGroup):  # torch gives a placeholder to outsiders
         raise Unsupported("this rank is not in the group; call only from ranks that are")
     fabric = _open.get(id(found))
     if fabric is None or fabric.group is not found:

@@ -1,4 +1,4 @@
-"""Links between the ranks of the host fabric: memory speed, or paced to behave like a real node's."""
+"""Links between the ranks of the host fabric: memory speed, or paced to behave like a node's."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _RATE = re.compile(r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*([kmg]?i?b)/s\s*", re.IGNOR
 class Link:
     """How fast ranks reach each other.
 
-    bandwidth: bytes per second of one link in each direction; None is memory speed. latency: seconds
-    added to every transfer. topology: `mesh` has a link per pair, `ring` one to each neighbour,
-    `switch` one port per rank that any peer can fill.
+    bandwidth: bytes per second of one link in each direction; None is memory speed. latency:
+    seconds added to every transfer. topology: `mesh` has a link per pair, `ring` one to each
+    neighbour, `switch` one port per rank that any peer can fill.
     """
 
     bandwidth: float | None = None

@@ -23,8 +23,8 @@ from weft.schedule import Schedule
 
 NAME = "all_gather_matmul"
 
-_library = torch.library.Library("weft", "FRAGMENT")
-_library.define(
+_library = torch.library.Library("weft", "FRAGMENT")  # type: ignore[no-untyped-call]
+_library.define(  # type: ignore[no-untyped-call]
     "all_gather_matmul(Tensor A_shard, Tensor[] Bs, int gather_dim, str group_name, *, "
     'bool return_A=False, str schedule="auto", int[]? shard_rows=None) -> (Tensor?, Tensor[])'
 )
@@ -293,7 +293,7 @@ def _operator(
     return None if gathered is None else gathered.contiguous(), [y.contiguous() for y in ys]
 
 
-@torch.library.register_fake("weft::all_gather_matmul")
+@torch.library.register_fake("weft::all_gather_matmul")  # type: ignore[untyped-decorator]
 def _fake(
     a_shard: torch.Tensor,
     bs: list[torch.Tensor],

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import _resolve_process_group
 
 from weft.errors import Unsupported
 from weft.fabric import HostFabric
@@ -23,7 +24,9 @@ DTYPES = {
 def dtype_name(dtype: torch.dtype) -> str:
     """The plain name of a dtype that operators take."""
     if dtype not in DTYPES:
-        raise Unsupported(f"dtype {dtype} cannot be multiplied here; use {', '.join(DTYPES.values())}")
+        raise Unsupported(
+            f"dtype {dtype} cannot be multiplied here; use {', '.join(DTYPES.values())}"
+        )
     return DTYPES[dtype]
 
 
@@ -38,7 +41,7 @@ def group_name(group: dist.ProcessGroup | None) -> str:
 
 
 def resolve_group(name: str) -> dist.ProcessGroup:
-    return dist.distributed_c10d._resolve_process_group(name)  # type: ignore[arg-type]
+    return _resolve_process_group(name)  # type: ignore[arg-type]
 
 
 def choose(fabric: HostFabric, schedule: str | Schedule) -> tuple[Schedule, str]:
@@ -55,9 +58,7 @@ def choose(fabric: HostFabric, schedule: str | Schedule) -> tuple[Schedule, str]
     return Schedule.parse("adaptive@direct"), "links are as fast as memory, so nothing is copied"
 
 
-def check_group_rank(
-    name: str, sizes: Sequence[int], world: int, rank: int, actual: int
-) -> None:
+def check_group_rank(name: str, sizes: Sequence[int], world: int, rank: int, actual: int) -> None:
     """That a list with one size per rank fits the group and this rank."""
     if len(sizes) != world:
         raise Unsupported(f"{name} has {len(sizes)} sizes, but the group has {world} ranks")

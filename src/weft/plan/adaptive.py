@@ -12,11 +12,11 @@ So compute never waits for a fixed set of chunks, and never runs more pieces tha
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 
 from weft.plan.tasks import Matmul, Region
 
-_row = attrgetter("c.row")
+_row, _merge = attrgetter("c.row"), attrgetter("merge")
 
 
 def largest_run(ready: Sequence[Matmul]) -> list[Matmul]:
@@ -28,30 +28,23 @@ def largest_run(ready: Sequence[Matmul]) -> list[Matmul]:
     if len(ready) < 2:
         return list(ready)
     tasks = sorted(ready, key=_row)
-    first = tasks[0].merge
-    if all(task.merge == first for task in tasks):
+    if len(set(map(_merge, tasks))) == 1:
         return _largest(tasks)[1]
     groups: dict[int | None, list[Matmul]] = {}
     for task in tasks:
         groups.setdefault(task.merge, []).append(task)
-    best_rows, best = 0, tasks[:1]
-    for group in groups.values():
-        rows, run = _largest(group)
-        if rows > best_rows:
-            best_rows, best = rows, run
-    return best
+    return max(map(_largest, groups.values()), key=itemgetter(0))[1]
 
 
 def _largest(tasks: list[Matmul]) -> tuple[int, list[Matmul]]:
     """The longest run of tasks that are sorted by row and share their b, and its rows."""
     best_rows, best_from, best_to = -1, 0, 0
-    begin, rows, end_a, end_c, key = 0, 0, -1, -1, (-1, "")
+    begin, rows, end_a, end_c, buffer, rank = 0, 0, -1, -1, "", -1
     for index, task in enumerate(tasks):
         a, row = task.a, task.c.row
-        here = a.row
-        if row != end_c or here != end_a or (a.rank, a.buffer) != key:
-            begin, rows, key = index, 0, (a.rank, a.buffer)
-        height = a.rows
+        here, height = a.row, a.rows
+        if row != end_c or here != end_a or a.buffer != buffer or a.rank != rank:
+            begin, rows, buffer, rank = index, 0, a.buffer, a.rank
         rows += height
         end_a, end_c = here + height, row + height
         if rows > best_rows:

@@ -106,7 +106,7 @@ def default_depth(operation: AllGatherMatmul, schedule: Schedule) -> int:
 
     A fixed schedule takes `world`, as FiCCO does. Adaptive pays for a piece only when compute has
     nothing better to do, so it cuts finer: the last chunk's GEMM, which nothing can hide, becomes
-    short. In place (direct) a shard is there as soon as its rank is, so nothing is gained by cutting.
+    short. In place (direct) a shard is there as soon as its rank is, so cutting gains nothing.
     """
     if schedule.fusion != "adaptive":
         return operation.world

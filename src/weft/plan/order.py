@@ -65,7 +65,7 @@ def ancestors(order: list[int], before: list[list[int]]) -> list[int]:
 
 @lru_cache(maxsize=256)
 def slices(total: int, parts: int) -> tuple[tuple[int, int], ...]:
-    """(offset, size) of each part of an even cut; empty parts are left out, but one always stays."""
+    """(offset, size) of each part of an even cut; empty parts are left out, but one stays."""
     base, rest = divmod(total, parts)
     cut, offset = [], 0
     for part in range(parts):

@@ -1,7 +1,7 @@
 """The tasks of a plan over named buffer regions: pure data, no torch, no processes.
 
 A task runs on one lane of one rank. Lanes are queues: a rank's compute lane and each of its engine
-lanes run their tasks in the order of the plan. Tasks on different lanes are ordered only by `after`.
+lanes run their tasks in the order of the plan. Across lanes, only `after` orders tasks.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ Accumulating adds pieces on top of others; writing replaces what was there.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -81,27 +82,47 @@ class Piece:
         return [part for box in around if (part := self.cut(*box)) is not None]
 
 
+class _Rows:
+    """The pieces of one buffer, sorted by row so that those near a region are found quickly."""
+
+    def __init__(self) -> None:
+        self.pieces: list[Piece] = []
+        self._starts: list[int] = []
+        self._tallest = 0
+
+    def near(self, region: Region) -> slice:
+        low = bisect_left(self._starts, region.row - self._tallest + 1)
+        return slice(low, max(low, bisect_left(self._starts, region.row + region.rows)))
+
+    def replace(self, where: slice, pieces: list[Piece]) -> None:
+        pieces.sort(key=lambda piece: piece.row)
+        self.pieces[where] = pieces
+        self._starts[where] = [piece.row for piece in pieces]
+        self._tallest = max(self._tallest, *(piece.rows for piece in pieces), 0)
+
+
 class Contents:
     """The pieces of every buffer while a plan is traced."""
 
     def __init__(self, plan: Plan) -> None:
-        self._pieces: dict[Key, list[Piece]] = {}
+        self._rows: dict[Key, _Rows] = {(b.rank, b.name): _Rows() for b in plan.buffers}
         for buffer in plan.buffers:
-            key = (buffer.rank, buffer.name)
-            whole = Piece(0, buffer.rows, 0, buffer.columns, Data(key, 0, 0))
-            filled = buffer.kind == "input" and buffer.rows * buffer.columns > 0
-            self._pieces[key] = [whole] if filled else []
+            if buffer.kind == "input" and buffer.rows * buffer.columns > 0:
+                key = (buffer.rank, buffer.name)
+                whole = Piece(0, buffer.rows, 0, buffer.columns, Data(key, 0, 0))
+                self._rows[key].replace(slice(0, 0), [whole])
 
     def of(self, rank: int, buffer: str) -> list[Piece]:
-        return self._pieces[(rank, buffer)]
+        return self._rows[(rank, buffer)].pieces
 
     def read(self, region: Region) -> list[Piece]:
+        rows = self._rows[region.key]
         box = (region.row, region.rows, region.column, region.columns)
-        found = (piece.cut(*box) for piece in self._pieces[region.key])
+        found = (piece.cut(*box) for piece in rows.pieces[rows.near(region)])
         return [piece for piece in found if piece is not None]
 
     def read_inputs(self, region: Region, task: AnyTask) -> list[Piece]:
-        """The input rectangles that fill a region; refuses a region that is not filled yet."""
+        """The pieces that fill a region; refuses a region that is not filled yet."""
         pieces = self.read(region)
         missing = region.num_elements - sum(p.rows * p.columns for p in pieces)
         if missing > 0:
@@ -112,10 +133,12 @@ class Contents:
         return pieces
 
     def write(self, region: Region, pieces: Sequence[Piece], accumulate: bool = False) -> None:
-        kept = self._pieces[region.key]
+        rows = self._rows[region.key]
+        where = rows.near(region)
+        kept = rows.pieces[where]
         if not accumulate:
             kept = [part for piece in kept for part in piece.without(region)]
-        self._pieces[region.key] = [*kept, *pieces]
+        rows.replace(where, [*kept, *pieces])
 
 
 def trace(plan: Plan, order: list[int]) -> Contents:
@@ -160,8 +183,8 @@ def _term(task: Matmul, a: Piece, b: Piece) -> Piece:
     same_k = a.column - task.a.column == b.row - task.b.row and a.columns == b.rows
     if not same_k or a.value.column != b.value.row:
         raise InvalidPlan(
-            f"{task.label!r} of rank {task.rank} multiplies columns {a.value.column} on of its left "
-            f"input with rows {b.value.row} on of its right input"
+            f"{task.label!r} of rank {task.rank} multiplies columns {a.value.column} on of its "
+            f"left input with rows {b.value.row} on of its right input"
         )
     value = Product(
         a.value.buffer, b.value.buffer, a.value.row, b.value.column, a.value.column, a.columns

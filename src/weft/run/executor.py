@@ -34,7 +34,7 @@ class _Step:
     rings: tuple[int, ...]
 
 
-class _Disagree(Exception):  # noqa: N818 - a signal inside this file, not an error
+class _Disagree(Exception):
     """The headers of a call are not those that the plan was made for."""
 
 
@@ -347,9 +347,7 @@ class _Run:
         )
 
 
-def _multiply(
-    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, accumulate: bool
-) -> None:
+def _multiply(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, accumulate: bool) -> None:
     if a.dtype != c.dtype:  # half precision, summed in float32
         a, b = a.to(c.dtype), b.to(c.dtype)
     if a.shape[1] == 0:
@@ -384,4 +382,3 @@ def _counters(plan: Plan) -> dict[int, Counter]:
 
 def _aligned(size: int) -> int:
     return -(-size // 64) * 64
-

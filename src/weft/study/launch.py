@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
 
 from weft.errors import Error
 
@@ -28,7 +29,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
-class RankFailed(Exception):  # noqa: N818
+class RankFailed(Exception):
     """A rank raised something that is not a weft error: a bug, shown with its traceback."""
 
     rank: int
@@ -51,7 +52,7 @@ def launch(
     threads: compute threads of each rank. pin: whether ranks keep to their own share of the cores.
     report: hears what rank 0 reports.
     """
-    store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     context = multiprocessing.get_context("spawn")
     pipes: dict[Connection, int] = {}
     processes = []
@@ -60,7 +61,17 @@ def launch(
         cores = _cores(rank, world) if pin else None
         process = context.Process(
             target=_rank_main,
-            args=(rank, world, store.port, theirs, os.getpid(), cores, threads, function, arguments),
+            args=(
+                rank,
+                world,
+                store.port,
+                theirs,
+                os.getpid(),
+                cores,
+                threads,
+                function,
+                arguments,
+            ),
             daemon=True,
         )
         process.start()
@@ -132,7 +143,7 @@ def _rank_main(
             pipe.send(("report", (share, text)))
 
     try:
-        store = dist.TCPStore("127.0.0.1", port, None, False)
+        store = TCPStore("127.0.0.1", port, None, False)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
         result = function(report, *arguments)
         dist.barrier()

@@ -19,6 +19,7 @@ from weft.errors import Unsupported
 from weft.fabric import Link, of
 from weft.fabric.link import Topology
 from weft.operation import Operation
+from weft.ops.all_gather_matmul import all_gather_matmul
 from weft.plan.all_gather_matmul import AllGatherMatmul
 from weft.run.record import record
 from weft.schedule import Schedule
@@ -128,7 +129,14 @@ def measure(
     for schedule in arms:
         operation.lower(schedule)
     results = launch(
-        operation.world, _measure_rank, operation, link, arms, repeat, threads=threads, report=report
+        operation.world,
+        _measure_rank,
+        operation,
+        link,
+        arms,
+        repeat,
+        threads=threads,
+        report=report,
     )
     result: Measurement = results[0]
     return result
@@ -141,13 +149,12 @@ def _measure_rank(
     schedules: list[Schedule],
     repeat: int,
 ) -> Measurement | None:
-    import weft
-
     rank = dist.get_rank()
+    fabric = of(None)
     random = torch.Generator().manual_seed(rank + 1)
     dtype: torch.dtype = getattr(torch, operation.dtype)
     k, columns = operation.k, operation.columns[rank]
-    x = weft.symmetric_empty(operation.rows[rank], k, dtype=dtype)
+    x = fabric.symmetric_empty((operation.rows[rank], k), dtype)
     x.copy_(torch.randn(operation.rows[rank], k, generator=random))
     whole = torch.randn(operation.m, k, generator=random).to(dtype)
     weights = [torch.randn(k, n, generator=random).to(dtype) for n in columns]
@@ -159,16 +166,11 @@ def _measure_rank(
             torch.mm(whole, w, out=out)
 
     def communicate() -> None:
-        weft.all_gather_matmul(
-            x, [], schedule="serial@dma", return_gathered=True, shard_rows=rows
-        )
+        all_gather_matmul(x, [], schedule="serial@dma", return_gathered=True, shard_rows=rows)
 
     def overlapped(schedule: Schedule) -> Callable[[], None]:
-        return lambda: weft.all_gather_matmul(
-            x, weights, schedule=schedule, out=outs, shard_rows=rows
-        )
+        return lambda: all_gather_matmul(x, weights, schedule=schedule, out=outs, shard_rows=rows)
 
-    fabric = of(None)
     report(0.0, "warming up")
     alone = statistics.median(timed(compute) for _ in range(5))
     link = spec.link or _paced(operation, spec, _slowest(alone))

@@ -1,0 +1,125 @@
+"""`weft doctor`: what this machine has, what weft can use, what is missing and how to get it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shutil
+from dataclasses import asdict, dataclass
+
+import typer
+
+from weft.cli.console import Json, console, print_json, progress
+from weft.errors import Error
+from weft.report.terminal import table
+from weft.study.launch import Report, launch
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at. `remedy` says how to get what is missing."""
+
+    what: str
+    found: str
+    ok: bool
+    remedy: str = ""
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(doctor)
+
+
+def doctor(json: Json = False) -> None:
+    """Look at this machine; exits with 1 if something that weft needs does not work."""
+    with progress("looking", quiet=json) as report:
+        findings = [*_system(), *_packages(), _call(report)]
+    broken = [f for f in findings if not f.ok]
+    if json:
+        print_json({"findings": [asdict(f) for f in findings], "ok": not broken})
+    else:
+        rows = [[f.what, f.found, "ok" if f.ok else "MISSING", f.remedy] for f in findings]
+        console.print(table(["what", "found", "", "what to do"], rows))
+        console.print("weft works here." if not broken else "weft does not work here yet.")
+    if broken:
+        raise typer.Exit(1)
+
+
+def _system() -> list[Finding]:
+    cores = len(os.sched_getaffinity(0))
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    linux = platform.system() == "Linux"
+    has_pidfd = hasattr(os, "pidfd_open") and _works(lambda: os.close(os.pidfd_open(os.getpid())))
+    has_memfd = hasattr(os, "memfd_create") and _works(lambda: os.close(os.memfd_create("weft")))
+    compiler = next((c for c in ("c++", "g++", "clang++") if shutil.which(c)), "")
+    return [
+        Finding(
+            "system", f"{platform.system()} {platform.release()}", linux, "" if linux else "Linux"
+        ),
+        Finding(
+            "cores",
+            str(cores),
+            True,
+            "" if cores > 1 else "one core: ranks share it, so overlap cannot be measured",
+        ),
+        Finding("memory", f"{memory:.0f} GiB", True),
+        Finding(
+            "shared memory (memfd)",
+            "yes" if has_memfd else "no",
+            has_memfd,
+            "" if has_memfd else "a kernel from 3.17 on",
+        ),
+        Finding(
+            "watching peers (pidfd)",
+            "yes" if has_pidfd else "no",
+            has_pidfd,
+            "" if has_pidfd else "a kernel from 5.3 on",
+        ),
+        Finding("C++ compiler", compiler or "none", True, "" if compiler else "only to build weft"),
+    ]
+
+
+def _packages() -> list[Finding]:
+    import torch
+
+    findings = [Finding("torch", torch.__version__, True)]
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+    remedy = "" if gpu != "none" else "not needed: the host fabric runs on CPUs"
+    findings.append(Finding("GPU", gpu, True, remedy))
+    for package, use in (("plotly", "HTML pages"), ("rich", "tables"), ("numpy", "plan checks")):
+        present = importlib.util.find_spec(package) is not None
+        version = importlib.metadata.version(package) if present else "none"
+        fix = "" if present else f"pip install {package} ({use})"
+        findings.append(Finding(package, version, present, fix))
+    return findings
+
+
+def _call(report: Report) -> Finding:
+    """A real call on two ranks, checked."""
+    try:
+        exact = all(launch(2, _two_ranks, report=report))
+    except Error as error:
+        return Finding("all_gather_matmul on 2 ranks", "failed", False, str(error))
+    found = "exact" if exact else "a wrong product"
+    return Finding("all_gather_matmul on 2 ranks", found, exact, "" if exact else "report a bug")
+
+
+def _two_ranks(report: Report) -> bool:
+    import torch
+    import torch.distributed as dist
+
+    import weft
+
+    whole = torch.arange(12.0).reshape(4, 3)
+    w = torch.eye(3)
+    y = weft.all_gather_matmul(whole.tensor_split(2)[dist.get_rank()], w, schedule="adaptive@dma")
+    return bool(torch.equal(y, whole))
+
+
+def _works(function: object) -> bool:
+    try:
+        function()  # type: ignore[operator]
+    except OSError:
+        return False
+    return True
