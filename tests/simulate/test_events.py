@@ -210,6 +210,17 @@ def test_direct_reads_over_the_link_while_it_computes() -> None:
     assert spans["x1[0:10000]"].seconds == pytest.approx(4.0)
 
 
+def test_direct_reads_from_the_memory_of_the_peer() -> None:
+    # Vectors: 1 GB of A and 1 GB of B. The remote shard of A comes at 10 GB/s out of a memory from
+    # which the peer reads its own 1 GB of B and gives as much of A.
+    operation = AllGatherMatmul.of(2, 1, 500_000_000, 2, "bfloat16")
+    plan = operation.lower(Schedule.parse("shard-p2p@direct"))
+    fast = machine(links__bandwidth=1e11, links__total_bandwidth=1e11)
+    spans = {span.task: span for span in simulate(plan, fast).of(0).spans}
+    assert spans["local shard"].seconds == pytest.approx(0.2)
+    assert spans["x1[0:1]"].seconds == pytest.approx(0.2)
+
+
 def test_a_waiter_learns_of_an_end_later() -> None:
     operation = AllGatherMatmul.of(20_000, 10_000, 5_000, 2, "bfloat16")
     plan = operation.lower(Schedule.parse("serial@dma"))
@@ -231,16 +242,15 @@ def test_kernels_of_a_lane_keep_their_order_and_a_gap() -> None:
 
 
 def test_sums_over_columns_cost_memory() -> None:
-    operation = AllGatherMatmul.of(2_000, 2_000, 2_000, 2, "bfloat16")
-    whole = run(operation.lower(Schedule.parse("serial")), machine())
+    # 1e6 elements of C and next to nothing of A and B: all bound by memory at 10 GB/s.
+    operation = AllGatherMatmul.of(1_000, 1_000, 2, 2, "bfloat16")
+    (whole,) = run(operation.lower(Schedule.parse("serial")), machine()).compute_pieces(0)
     cut = run(operation.lower(Schedule.parse("uniform-fused-2d:2")), machine())
-    # Two sums in float32, the second also read, instead of one product in bfloat16; then rounded.
-    traffic = [sum(p.local for p in s.compute_pieces(0)) for s in (whole, cut)]
-    assert traffic[0] == pytest.approx(1.6e-2)  # 1.6e10 flops at 1e12: memory is hidden
-    (first, second, rounding) = cut.compute_pieces(0)
-    assert rounding.local == pytest.approx(4e6 * (4 + 2) / 1e10)
-    assert first.local == pytest.approx(8e-3)
-    assert second.local == pytest.approx(8e-3)
+    first, second, rounding = cut.compute_pieces(0)
+    assert whole.local == pytest.approx((2e6 + 2 * 4_000) / 1e10)
+    assert first.local == pytest.approx((4e6 + 4_000) / 1e10)  # a sum in float32
+    assert second.local == pytest.approx((8e6 + 4_000) / 1e10)  # read as well
+    assert rounding.local == pytest.approx(6e6 / 1e10)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from weft.operation import find
 from weft.plan.tasks import AnyTask, Copy, Plan, Plannable
 from weft.schedule import Schedule
 from weft.simulate import Losses, Simulation, check_fits, losses, run
-from weft.study.shapes import Shape
+from weft.study.scenarios import Shape
 from weft.timeline import Timeline, percent_of_ideal
 
 Progress = Callable[[int, int, str], None]

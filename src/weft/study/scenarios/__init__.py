@@ -10,7 +10,7 @@ from pathlib import Path
 from weft.errors import Unsupported, nearest
 from weft.operation import ITEM_BYTES
 
-_SHIPPED = Path(__file__).parent / "scenarios"
+_FOLDER = Path(__file__).parent
 _SIZES = ("m", "n", "k")
 _KNOWN = ("id", *_SIZES, "dtype", "note")
 
@@ -45,7 +45,7 @@ def ficco() -> tuple[Shape, ...]:
     Sizes are unsharded, so each rank has N / world columns of B. g14 to g16 are expert-parallel;
     as an all-gather they are explored like the others (same flops per rank, more bytes).
     """
-    return from_csv(_SHIPPED / "ficco.csv")
+    return from_csv(_FOLDER / "ficco.csv")
 
 
 def from_csv(path: str | Path) -> tuple[Shape, ...]:
