@@ -8,6 +8,8 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <cstring>
+
 #include "engine.h"
 
 namespace nb = nanobind;
@@ -82,8 +84,8 @@ NB_MODULE(_native, m) {
   });
 
   nb::class_<Fabric>(m, "Fabric")
-      .def(nb::init<int, int, int, uint64_t, int64_t>(), "fd"_a, "rank"_a, "world"_a, "span"_a,
-           "spin_ns"_a)
+      .def(nb::init<int, int, int, uint64_t, int64_t, int64_t>(), "fd"_a, "rank"_a, "world"_a,
+           "span"_a, "spin_ns"_a, "engine_spin_ns"_a)
       .def("leave", [](Fabric& f) { f.heap().leave(); })
       .def("watch", [](Fabric& f, int rank, int pidfd) { f.heap().watch(rank, pidfd); })
       .def("set_link",
@@ -101,6 +103,13 @@ NB_MODULE(_native, m) {
              const char* p = reinterpret_cast<const char*>(pointer);
              return f.heap().contains(p) ? p - f.heap().base(f.heap().rank()) : -1;
            })
+      .def(
+          "stage",  // copies a private buffer into a block of this rank's part of the heap
+          [](Fabric&, Block& block, uint64_t source, uint64_t size) {
+            std::memcpy(block.heap->base(block.heap->rank()) + block.offset,
+                        reinterpret_cast<const char*>(source), size);
+          },
+          Unlocked())
       .def("enter",
            [](Fabric& f, uint64_t call, uint64_t signature, const std::vector<uint64_t>& offsets,
               nb::bytes blob) {

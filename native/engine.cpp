@@ -42,8 +42,11 @@ void copy_2d(char* target, uint64_t target_pitch, const char* source, uint64_t s
 
 }  // namespace
 
-Fabric::Fabric(int fd, int rank, int world, uint64_t span, int64_t spin_ns)
-    : heap_(std::make_shared<Heap>(fd, rank, world, span)), links_(*heap_), spin_ns_(spin_ns) {}
+Fabric::Fabric(int fd, int rank, int world, uint64_t span, int64_t spin_ns, int64_t engine_spin_ns)
+    : heap_(std::make_shared<Heap>(fd, rank, world, span)),
+      links_(*heap_),
+      spin_ns_(spin_ns),
+      engine_spin_ns_(engine_spin_ns) {}
 
 Fabric::~Fabric() { engines_.clear(); }
 
@@ -98,15 +101,17 @@ Outcome Fabric::finish(Call& call) {
 
 Outcome Fabric::wait(Call& call, int rank, int counter, int64_t* woken_at) {
   Signal& signal = heap_->control(rank).counters[counter];
+  const int64_t spin = rank == heap_->rank() ? engine_spin_ns_ : spin_ns_;
   const Outcome outcome =
-      heap_->wait(signal, call.number, call.number, call.deadline, spin_ns_, &call.cancel, false);
+      heap_->wait(signal, call.number, call.number, call.deadline, spin, &call.cancel, false);
   if (woken_at) *woken_at = now_ns();
   return outcome;
 }
 
 Outcome Fabric::wait_doorbell(Call& call, uint64_t seen) {
   Signal& doorbell = heap_->control(heap_->rank()).doorbell;
-  return heap_->wait(doorbell, seen + 1, call.number, call.deadline, spin_ns_, &call.cancel, false);
+  return heap_->wait(doorbell, seen + 1, call.number, call.deadline, engine_spin_ns_, &call.cancel,
+                     false);
 }
 
 void Fabric::hold(int source, uint64_t bytes, int64_t since) {

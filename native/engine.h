@@ -68,13 +68,14 @@ class Engine;
 
 class Fabric {
  public:
-  Fabric(int fd, int rank, int world, uint64_t span, int64_t spin_ns);
+  // spin_ns: how long to spin for a peer before sleeping. engine_spin_ns: the same for this rank's
+  // own engines, which could not run meanwhile if the rank has but one core.
+  Fabric(int fd, int rank, int world, uint64_t span, int64_t spin_ns, int64_t engine_spin_ns);
   ~Fabric();
 
   Heap& heap() { return *heap_; }
   std::shared_ptr<Heap> heap_owner() { return heap_; }
   Links& links() { return links_; }
-  int64_t spin_ns() const { return spin_ns_; }
 
   // Says that this rank has entered a call, and where its buffers are.
   void enter(uint64_t call, uint64_t signature, const std::vector<uint64_t>& offsets,
@@ -101,7 +102,7 @@ class Fabric {
  private:
   std::shared_ptr<Heap> heap_;
   Links links_;
-  int64_t spin_ns_;
+  int64_t spin_ns_, engine_spin_ns_;
   std::mutex mutex_;
   std::map<int, std::unique_ptr<Engine>> engines_;
 };

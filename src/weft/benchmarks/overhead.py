@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from weft.benchmarks import Check, Result
-from weft.study.launch import Report, launch
+from weft.study.launch import Report, all_gather_flat, launch
 from weft.study.measure import interleaved
 
 SIZE = 64
@@ -38,7 +38,7 @@ def _measure(report: Report) -> dict[str, float]:
 
     def gloo() -> None:
         for _ in range(CALLS):
-            dist.all_gather_into_tensor(gathered, shard)
+            all_gather_flat(gathered, shard)
             torch.mm(gathered, w)
 
     def alone() -> None:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from weft.benchmarks import Check, Result, part
 from weft.plan.all_gather_matmul import AllGatherMatmul
 from weft.schedule import Schedule
-from weft.study.launch import Report, launch
+from weft.study.launch import Report, all_gather_flat, launch
 from weft.study.measure import LinkSpec, Measurement, interleaved, measure
 
 SHAPES = ((2048, 1024, 2048), (2048, 512, 4096))
@@ -120,7 +120,7 @@ def _memory_speed(report: Report, m: int, n: int, k: int) -> dict[str, float]:
     gathered = torch.empty(m, k)
 
     def gloo() -> None:
-        dist.all_gather_into_tensor(gathered, shard)
+        all_gather_flat(gathered, shard)
         torch.mm(gathered, w, out=out)
 
     def overlapped() -> None:

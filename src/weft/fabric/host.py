@@ -56,7 +56,7 @@ class HostFabric:
         self.call = 0
         self.broken: Error | None = None
         self.runners: dict[Any, Any] = {}
-        self._stage: list[Any] = [None, None]
+        self._stage: list[_native.Block | None] = [None, None]
         self._workspace = torch.empty(0, dtype=torch.uint8)
         self.native = self._introduce()
         link = os.environ.get("WEFT_LINK")
@@ -92,7 +92,8 @@ class HostFabric:
             if self.rank != 0:
                 fd = os.open(f"/proc/{cards[0].pid}/fd/{cards[0].fd}", os.O_RDWR | os.O_CLOEXEC)
             spin = SPIN_NS if (os.cpu_count() or 1) >= self.world else 0
-            native = _native.Fabric(fd, self.rank, self.world, span, spin)
+            engine_spin = spin if len(os.sched_getaffinity(0)) > 1 else 0
+            native = _native.Fabric(fd, self.rank, self.world, span, spin, engine_spin)
             for rank, card in enumerate(cards):
                 if rank != self.rank:
                     native.watch(rank, os.pidfd_open(card.pid))
@@ -124,18 +125,18 @@ class HostFabric:
         """Puts a contiguous tensor where peers can read it: (its offset in the heap, whether it was
         there already). Ordinary tensors are staged; two stages take turns, and a stage's last
         readers have left before its turn comes again."""
-        offset = self.native.offset_of(tensor.data_ptr())
+        pointer = tensor.data_ptr()
+        offset = self.native.offset_of(pointer)
         if offset >= 0:
             return offset, True
-        size = tensor.numel() * tensor.element_size()
+        size = tensor.nbytes
         turn = self.call % 2
-        if self._stage[turn] is None or self._stage[turn].numel() < size:
+        stage = self._stage[turn]
+        if stage is None or stage.size < size:
             self._stage[turn] = None
-            self._stage[turn] = self.symmetric_empty((size,), torch.uint8)
-        stage: torch.Tensor = self._stage[turn]
-        if size:
-            stage[:size].view(tensor.dtype).copy_(tensor.view(-1))
-        return self.native.offset_of(stage.data_ptr()), False
+            stage = self._stage[turn] = self._allocate(max(size, 1))
+        self.native.stage(stage, pointer, size)
+        return stage.offset, False
 
     def workspace(self, size: int) -> torch.Tensor:
         """Private memory for one call at a time, kept between calls."""
@@ -179,7 +180,7 @@ class HostFabric:
         raises if the answer is that the call cannot go on."""
         while True:
             outcome = what()
-            if outcome[0] in (OK, DISAGREE, CANCELLED):
+            if outcome[0] == OK or outcome[0] == DISAGREE or outcome[0] == CANCELLED:
                 return outcome
             if outcome[0] != AGAIN:
                 raise self.failure(outcome, doing, waiting_for)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -28,8 +28,7 @@ Combine = Callable[[Sequence[Proposal]], Plannable]
 Outputs = Callable[[Plannable, int], Tensors]
 
 
-@dataclass(frozen=True)
-class Finished:
+class Finished(NamedTuple):
     """What is known of a call once it is over; `weft.explain` puts it into words."""
 
     plan: Plan
@@ -59,7 +58,7 @@ def carry_out(
     make, or `Mismatch`. outputs: makes the outputs of this rank for an operation.
     """
     global last
-    with fabric.lock, torch.no_grad():
+    with fabric.lock:
         started = time.perf_counter()
         call = fabric.next_call()
         try:
@@ -78,7 +77,7 @@ def carry_out(
                     break
                 runner = _agree(fabric, call, proposal, schedule, combine)
             fabric.native.done(call)
-            if any(in_place for _, in_place in placed):
+            if placed and any(in_place for _, in_place in placed):
                 # The caller may write its symmetric input as soon as the call returns.
                 deadline = fabric.deadline_ns()
                 fabric.wait(

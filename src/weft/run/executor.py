@@ -21,6 +21,7 @@ from weft.timeline import COMPUTE, Span, Timeline
 
 Counter = tuple[int, int]
 _NOTHING = Timeline(())
+_MAX_PEER_TENSORS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +47,15 @@ class Runner:
         self.fabric = fabric
         self.signatures = list(signatures)
         self.label = f"{plan.operation.label}, {plan.schedule}"
-        self._buffers = [b for b in plan.buffers if b.rank == fabric.rank]
-        self._index = {b.name: i for i, b in enumerate(self._buffers)}
+        self.buffers = [b for b in plan.buffers if b.rank == fabric.rank]
+        self._index = {b.name: i for i, b in enumerate(self.buffers)}
         self._slots = {name: i for i, name in enumerate(shared_names(plan))}
         counters = _counters(plan)
-        self._program, self.num_lanes = self._build_program(counters)
-        self._steps = self._build_steps(counters)
-        self._workspace = [b for b in self._buffers if b.kind == "workspace"]
+        self.program, self.num_lanes = self._build_program(counters)
+        self.parts = _parts(self._build_steps(counters))
+        self._workspace = [b for b in self.buffers if b.kind == "workspace"]
         self._workspace_bytes = sum(_aligned(b.num_bytes) for b in self._workspace)
+        self._peers: dict[tuple[int, str, int], torch.Tensor] = {}
 
     def _build_program(self, counters: Mapping[int, Counter]) -> tuple[_native.Program, int]:
         program, lanes = _native.Program(), set()
@@ -116,21 +118,36 @@ class Runner:
         this runner was made for: then nothing has moved. Otherwise the timeline of this rank,
         without spans unless recording.
         """
-        self._add_workspace(tensors)
+        if self._workspace:
+            self._add_workspace(tensors)
         run = _Run(self, call, tensors, record)
         try:
-            run.compute(self._steps)
+            run.compute()
             run.finish()
         except _Disagree:
             return None
         except BaseException:
-            run.abandon()
+            run.quiesce()
             raise
         return run.timeline() if record else _NOTHING
 
+    def peer(self, call: int, region: Region) -> torch.Tensor:
+        """A peer's buffer, in place. It lies where the peer's header says; peers that stage their
+        inputs come back to the same two places, so the tensors are kept."""
+        slot = self._slots[region.buffer]
+        pointer = self.fabric.native.peer_pointer(call, region.rank, slot)
+        key = (region.rank, region.buffer, pointer)
+        tensor = self._peers.get(key)
+        if tensor is None:
+            b = self.plan.buffer[region.key]
+            raw = self.fabric.native.peer_array(call, b.rank, slot, b.num_bytes)
+            tensor = torch.from_numpy(raw).view(getattr(torch, b.dtype)).view(b.rows, b.columns)
+            if len(self._peers) >= _MAX_PEER_TENSORS:
+                self._peers.clear()
+            self._peers[key] = tensor
+        return tensor
+
     def _add_workspace(self, tensors: dict[str, torch.Tensor]) -> None:
-        if not self._workspace:
-            return
         memory, at = self.fabric.workspace(self._workspace_bytes), 0
         for b in self._workspace:
             raw = memory[at : at + b.num_bytes]
@@ -140,6 +157,20 @@ class Runner:
 
 class _Run:
     """One call in flight on one rank."""
+
+    __slots__ = (
+        "agreed",
+        "call",
+        "deadline",
+        "fabric",
+        "flight",
+        "native",
+        "plan",
+        "record",
+        "runner",
+        "spans",
+        "tensors",
+    )
 
     def __init__(
         self, runner: Runner, call: int, tensors: dict[str, torch.Tensor], record: bool
@@ -154,15 +185,12 @@ class _Run:
         self.spans: list[Span] = []
         self.deadline = self.fabric.deadline_ns()
         self.agreed = self.fabric.world == 1
-        self.peers: dict[tuple[int, str], torch.Tensor] = {}
-        self.flight = self.native.launch(
-            runner._program,
-            call,
-            self.deadline,
-            [tensors[b.name].data_ptr() for b in runner._buffers],
-            runner.signatures,
-            record,
-        )
+        self.flight: _native.Call | None = None
+        if runner.num_lanes:
+            pointers = [tensors[b.name].data_ptr() for b in runner.buffers]
+            self.flight = self.native.launch(
+                runner.program, call, self.deadline, pointers, runner.signatures, record
+            )
 
     # -- waiting -----------------------------------------------------------------------------------
 
@@ -177,14 +205,16 @@ class _Run:
             "all ranks to enter the call",
         )
         if outcome[0] == DISAGREE:
-            self._quiesce()
+            self.quiesce()
             raise _Disagree
         self.agreed = True
 
     def wait_for(self, step: _Step) -> None:
+        flight = self.flight
+        assert flight is not None
         for rank, counter in step.waits:
             outcome = self.fabric.wait(
-                lambda r=rank, c=counter: self.native.wait(self.flight, r, c),  # type: ignore[misc]
+                lambda r=rank, c=counter: self.native.wait(flight, r, c),  # type: ignore[misc]
                 self.runner.label,
                 f"what {step.task.label!r} needs",
             )
@@ -193,13 +223,16 @@ class _Run:
 
     def _engine_failed(self, label: str) -> None:
         """An engine has stopped the call: says why, or that the headers disagree."""
-        outcome = self._quiesce()
+        outcome = self.quiesce()
         if outcome[0] == DISAGREE:
             raise _Disagree
         raise self.fabric.failure(outcome, self.runner.label, f"what {label!r} needs")
 
-    def _quiesce(self) -> Outcome:
-        """Waits until no engine touches a buffer of this call any more."""
+    def quiesce(self) -> Outcome:
+        """Waits until no engine touches a buffer of this call any more: after an error, none may
+        once it has been raised."""
+        if self.flight is None:
+            return (OK, -1)
         self.native.cancel(self.flight)
         while (outcome := self.native.finish(self.flight))[0] == AGAIN:
             pass
@@ -207,69 +240,55 @@ class _Run:
 
     # -- compute -----------------------------------------------------------------------------------
 
-    def compute(self, steps: Sequence[_Step]) -> None:
-        position = 0
-        while position < len(steps):
-            task = steps[position].task
-            if isinstance(task, Matmul) and task.merge is not None:
-                end = position
-                while end < len(steps) and getattr(steps[end].task, "merge", None) is not None:
-                    end += 1
-                self._adaptive(steps[position:end])
-                position = end
-            else:
-                step = steps[position]
-                if step.remote:
-                    self.agree()
-                self.wait_for(step)
-                self._carry_out(task, step.remote)
-                self._signal(step)
-                position += 1
+    def compute(self) -> None:
+        for part in self.runner.parts:
+            if isinstance(part, list):
+                self._adaptive(part)
+                continue
+            if part.remote:
+                self.agree()
+            if part.waits:
+                self.wait_for(part)
+            self._carry_out(part.task, part.remote)
+            if part.counter >= 0:
+                self.native.signal(self.call, part.counter, part.rings)
 
     def _adaptive(self, steps: Sequence[_Step]) -> None:
         """Multiplies what has arrived, as few pieces as can be, until all is done."""
-        if any(step.remote for step in steps):
-            self.agree()
+        flight = self.flight
+        assert flight is not None
         waiting = {step.task.id: step for step in steps}
         ready: dict[int, Matmul] = {}
         while waiting or ready:
             seen = self.native.doorbell()
             self._collect(waiting, ready)
-            if not ready:
-                self._wait_for_any(waiting, seen)
+            if ready:
+                run = largest_run(list(ready.values()))
+                for task in run:
+                    del ready[task.id]
+                self._carry_out(merged(run), ())
                 continue
-            run = largest_run(list(ready.values()))
-            for task in run:
-                del ready[task.id]
-            remote = tuple(task.a for task in run if task.a.rank != self.fabric.rank)
-            self._carry_out(merged(run), remote)
+            label = next(iter(waiting.values())).task.label
+            outcome = self.fabric.wait(
+                lambda s=seen: self.native.wait_doorbell(flight, s),  # type: ignore[misc]
+                self.runner.label,
+                f"what {label!r} needs",
+            )
+            if outcome[0] == CANCELLED or self.native.outcome(flight)[0] != OK:
+                self._engine_failed(label)
 
     def _collect(self, waiting: dict[int, _Step], ready: dict[int, Matmul]) -> None:
+        """Moves the tasks that may run now from `waiting` to `ready`."""
+        if not waiting:
+            return
         steps = list(waiting.values())
-        first = [step.waits[0] if step.waits else (self.fabric.rank, -1) for step in steps]
-        polled = [counter for counter in first if counter[1] >= 0]
-        reached = iter(self.native.reached(self.call, polled)) if polled else iter(())
-        for step, counter in zip(steps, first, strict=True):
-            arrived = counter[1] < 0 or next(reached)
+        first = self.native.reached(self.call, [step.waits[0] for step in steps])
+        for step, arrived in zip(steps, first, strict=True):
             if arrived and len(step.waits) > 1:
                 arrived = all(self.native.reached(self.call, step.waits))
             if arrived:
                 del waiting[step.task.id]
                 ready[step.task.id] = step.task  # type: ignore[assignment]
-
-    def _wait_for_any(self, waiting: Mapping[int, _Step], seen: int) -> None:
-        label = next(iter(waiting.values())).task.label
-        outcome = self.fabric.wait(
-            lambda: self.native.wait_doorbell(self.flight, seen),
-            self.runner.label,
-            f"what {label!r} needs",
-        )
-        if outcome[0] == CANCELLED or self.native.outcome(self.flight)[0] != OK:
-            self._engine_failed(label)
-
-    def _signal(self, step: _Step) -> None:
-        if step.counter >= 0:
-            self.native.signal(self.call, step.counter, step.rings)
 
     def _carry_out(self, task: AnyTask, remote: Sequence[Region]) -> None:
         if not self.record and not (remote and self.fabric.link.paced):
@@ -284,58 +303,44 @@ class _Run:
 
     def _execute(self, task: AnyTask) -> None:
         if isinstance(task, Matmul):
-            _multiply(self.view(task.a), self.view(task.b), self.view(task.c), task.accumulate)
+            _multiply(self._view(task.a), self._view(task.b), self._view(task.c), task.accumulate)
         elif isinstance(task, Permute):
             for source, target in zip(task.sources, task.targets, strict=True):
-                self.view(target).copy_(self.view(source))
+                self._view(target).copy_(self._view(source))
         else:
             raise Unsupported(f"compute cannot carry out {task.label!r}")
 
-    def view(self, region: Region) -> torch.Tensor:
+    def _view(self, region: Region) -> torch.Tensor:
         if region.rank == self.fabric.rank:
             tensor = self.tensors[region.buffer]
         else:
-            tensor = self._peer(region)
+            tensor = self.runner.peer(self.call, region)
         rows, columns = tensor.shape
         if region.columns != columns:
-            tensor = tensor[:, region.column : region.column + region.columns]
+            tensor = tensor.narrow(1, region.column, region.columns)
         if region.rows != rows:
-            tensor = tensor[region.row : region.row + region.rows]
-        return tensor
-
-    def _peer(self, region: Region) -> torch.Tensor:
-        """A peer's buffer, in place."""
-        tensor = self.peers.get(region.key)
-        if tensor is None:
-            b = self.plan.buffer[region.key]
-            slot = self.runner._slots[b.name]
-            raw = self.native.peer_array(self.call, b.rank, slot, b.num_bytes)
-            tensor = torch.from_numpy(raw).view(getattr(torch, b.dtype)).view(b.rows, b.columns)
-            self.peers[region.key] = tensor
+            tensor = tensor.narrow(0, region.row, region.rows)
         return tensor
 
     # -- the end -----------------------------------------------------------------------------------
 
     def finish(self) -> None:
         """Waits for the engines: copies that no task of this rank waits for may still run."""
-        if self.runner.num_lanes == 0:
+        flight = self.flight
+        if flight is None:
             self.agree()
             return
         outcome = self.fabric.wait(
-            lambda: self.native.finish(self.flight), self.runner.label, "its own copy engines"
+            lambda: self.native.finish(flight), self.runner.label, "its own copy engines"
         )
         if outcome[0] != OK:
             self._engine_failed("the end of the call")
-
-    def abandon(self) -> None:
-        """After an error: no engine may touch a buffer of the call once it has been raised."""
-        self._quiesce()
 
     def timeline(self) -> Timeline:
         tasks = self.plan.tasks
         spans = [
             self._span(tasks[task], tasks[task].lane, start, end)
-            for task, start, end in self.flight.spans
+            for task, start, end in (self.flight.spans if self.flight else ())
         ]
         return Timeline((*self.spans, *spans), str(self.plan.schedule))
 
@@ -357,6 +362,41 @@ def _multiply(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, accumulate: boo
         torch.addmm(c, a, b, out=c)
     else:
         torch.mm(a, b, out=c)
+
+
+def _parts(steps: Sequence[_Step]) -> list[_Step | list[_Step]]:
+    """The compute lane in the order in which it is carried out: single tasks, and stretches of
+    tasks to be taken as they become ready. Tasks of a stretch that wait for nothing are ready
+    together, so their pieces are fixed here."""
+    parts: list[_Step | list[_Step]] = []
+    for step in steps:
+        loose = isinstance(step.task, Matmul) and step.task.merge is not None
+        if not loose:
+            parts.append(step)
+        elif parts and isinstance(parts[-1], list):
+            parts[-1].append(step)
+        else:
+            parts.append([step])
+    settled: list[_Step | list[_Step]] = []
+    for part in parts:
+        if isinstance(part, list) and not any(step.waits for step in part):
+            settled.extend(_pieces(part))
+        else:
+            settled.append(part)
+    return settled
+
+
+def _pieces(steps: Sequence[_Step]) -> list[_Step]:
+    """The GEMMs that the adaptive policy makes of tasks that are all ready."""
+    left = {step.task.id: step for step in steps}
+    pieces = []
+    while left:
+        run = largest_run([step.task for step in left.values()])  # type: ignore[misc]
+        remote = tuple(region for task in run for region in left[task.id].remote)
+        for task in run:
+            del left[task.id]
+        pieces.append(_Step(merged(run), (), remote, -1, ()))
+    return pieces
 
 
 def shared_names(plan: Plan) -> list[str]:

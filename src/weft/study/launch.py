@@ -88,6 +88,12 @@ def launch(
                 process.join()
 
 
+all_gather_flat: Callable[[torch.Tensor, torch.Tensor], Any] = getattr(
+    dist, "all_gather_single", dist.all_gather_into_tensor
+)
+"""torch's all-gather into one tensor, by its name in this torch."""
+
+
 def _collect(world: int, pipes: dict[Connection, int], report: Report | None) -> list[Any]:
     results: dict[int, Any] = {}
     failures: dict[int, BaseException] = {}
