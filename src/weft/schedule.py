@@ -35,7 +35,7 @@ _STARTS: dict[str, Start] = {"uniform": "uniform", "hetero": "local"}
 _CUTS: dict[str, Cut] = {"1d": "rows", "2d": "columns"}
 _FUSIONS: dict[str, Fusion] = {"fused": "fused", "unfused": "unfused", "adaptive": "adaptive"}
 _PATTERNS: dict[str, Pattern] = {"": "all", "-p2p": "peer"}
-_GRAMMAR = re.compile(r"(?P<name>[a-z0-9-]+)(?::(?P<depth>\d+))?(?:@(?P<engine>[a-z0-9]+))?")
+_GRAMMAR = re.compile(r"(?P<name>[a-z0-9-]+)(?::(?P<depth>\d{1,9}))?(?:@(?P<engine>[a-z0-9]+))?")
 
 
 class Sized(Protocol):

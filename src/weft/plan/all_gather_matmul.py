@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import ClassVar
 
 from weft.errors import InvalidPlan, Unsupported
@@ -65,11 +65,11 @@ class AllGatherMatmul:
     def world(self) -> int:
         return len(self.rows)
 
-    @property
+    @cached_property
     def m(self) -> int:
         return sum(self.rows)
 
-    @property
+    @cached_property
     def offsets(self) -> tuple[int, ...]:
         """The first row of each rank's shard in the gathered X."""
         return tuple(sum(self.rows[:rank]) for rank in range(self.world))
@@ -364,13 +364,16 @@ class _Rank:
 
     def _steps(self) -> list[list[tuple[int, int, int]]]:
         """(source, row, rows) of the chunks of every step; chunks without rows are left out."""
+        cuts = {source: split(self.op.rows[source], self.depth) for source in self.sources}
+        reached = dict.fromkeys(self.sources, 0)
         steps = []
-        for number in range(self.depth):
+        for number in range(min(self.depth, max(self.op.rows))):
             step = []
             for source in self.sources:
-                sizes = split(self.op.rows[source], self.depth)
-                if sizes[number]:
-                    step.append((source, sum(sizes[:number]), sizes[number]))
+                rows = cuts[source][number]
+                if rows:
+                    step.append((source, reached[source], rows))
+                    reached[source] += rows
             if step:
                 steps.append(step)
         return steps
