@@ -1,0 +1,37 @@
+"""What tests with real ranks share: the pools, and the check that nothing is left behind."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+
+import pytest
+from ranks import Pool, Pools
+
+
+@pytest.fixture(scope="session")
+def pools():
+    """Pools of rank processes, one per world size, for all tests."""
+    shared_memory = set(os.listdir("/dev/shm"))
+    pools = Pools()
+    yield pools
+    pools.close()
+    assert multiprocessing.active_children() == []
+    assert [f for f in set(os.listdir("/dev/shm")) - shared_memory if "weft" in f] == []
+
+
+@pytest.fixture
+def ranks(pools):
+    """`ranks(3)`: the pool of three ranks that all tests share."""
+    return pools.get
+
+
+@pytest.fixture
+def fresh_ranks(pools):
+    """`fresh_ranks(3)`: three ranks of this test alone, closed after it."""
+
+    def make(world: int, **environment: str) -> Pool:
+        return pools.fresh(world, environment)
+
+    yield make
+    pools.close_fresh()
