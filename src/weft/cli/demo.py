@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from io import StringIO
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
-from weft.cli.console import Json, console, print_json, progress
+from weft.cli.console import WIDTH, Json, console, print_json, progress
 from weft.plan.all_gather_matmul import AllGatherMatmul
+from weft.report.files import write_atomically
 from weft.report.page import timelines_page
 from weft.report.terminal import draw
 from weft.schedule import Schedule
@@ -23,6 +27,7 @@ def register(app: typer.Typer) -> None:
 
 def demo(
     html: Annotated[Path, typer.Option(help="Where to write the page.")] = Path("weft-demo.html"),
+    svg: Annotated[Path | None, typer.Option(help="Also write the drawing as a picture.")] = None,
     repeat: Annotated[int, typer.Option(help="Measured rounds.", min=1)] = 9,
     json: Json = False,
 ) -> None:
@@ -48,6 +53,14 @@ def demo(
         },
         ideal=result.ideal,
     )
+    if svg is not None:
+        picture = Console(width=WIDTH, record=True, file=StringIO(), force_terminal=True)
+        picture.print(draw(timelines))
+        # rich names fonts on the net; without them a viewer takes its own monospace.
+        drawing = re.sub(
+            r"@font-face \{.*?\}", "", picture.export_svg(title="weft demo"), flags=re.S
+        )
+        write_atomically(svg, [drawing])
     if json:
         print_json({**result.to_json(), "said": said, "html": str(path)})
         return
