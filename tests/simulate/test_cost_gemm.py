@@ -159,6 +159,16 @@ def test_waves_are_quantised() -> None:
     assert over.compute_seconds > full.compute_seconds * 1.05
 
 
+def test_a_last_round_is_filled_by_splitting_deep_k() -> None:
+    """Many tiles too: without it a whole GEMM would run slower than the pieces it is cut into."""
+    machine = load("mi300x")
+    whole = gemm(machine, 16384, 2048, 131072)
+    piece = gemm(machine, 2048, 2048, 131072, part_of=whole.seconds)
+    assert whole.waves > 1
+    assert whole.split_k > 1
+    assert whole.seconds <= 8 * piece.seconds
+
+
 def test_small_outputs_with_deep_k_are_split() -> None:
     machine = load("h100")
     cost = gemm(machine, 64, 64, 65536)

@@ -7,6 +7,7 @@ then timed on the units that are left.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from math import sqrt
@@ -187,6 +188,15 @@ class _Kernel(NamedTuple):
         clock = self.settled + (1.0 - self.settled) / (1.0 + load)
         return seconds / clock, waves
 
+    def splits(self, blocks: int, steps: int, units: int) -> Iterable[int]:
+        """K-splits worth trying. Few tiles are split until there is one for each unit, as many as
+        the units hold, or a few rounds of that; many, so that a last round is filled."""
+        most, room = min(steps, MOST_SPLITS), units * self.resident
+        if blocks > room:
+            return range(2, most + 1)
+        wanted = (min(most, tiles // blocks) for tiles in (units, room, 2 * room, 4 * room))
+        return (split for split in dict.fromkeys(wanted) if split > 1)
+
     def second_pass(self, elements: int, bandwidth: float) -> float:
         """Seconds of adding up partial results of so many elements after a K-split."""
         return self.split_seconds + elements * self.split_bytes / bandwidth
@@ -270,7 +280,8 @@ def _choice(
     best, found = float("inf"), (0, 1)
     for index, kernel in enumerate(kernels):
         blocks, steps = kernel.blocks(m, n, batch), kernel.steps(k)
-        if blocks * steps * kernel.step_seconds >= best * units:
+        even = blocks * steps * kernel.step_seconds / units
+        if even >= best:
             continue  # its steps alone, spread evenly, take longer
         moving = latency + kernel.traffic(shape) / bandwidth
         if moving >= best:
@@ -279,20 +290,12 @@ def _choice(
         seconds = max(working, moving)
         if seconds < best:
             best, found = seconds, (index, 1)
-        # A split is worth its second pass only where it fills units that would be idle: one tile
-        # for each, as many as they hold, or a few rounds of that.
-        room = units * kernel.resident
-        if room < blocks or steps == 1 or working <= moving + kernel.split_seconds:
+        # A split is worth its second pass only where it fills units that would be idle.
+        if steps == 1 or working <= moving + kernel.split_seconds:
             continue
-        most = min(steps, MOST_SPLITS)
-        tried = 1
-        for wanted in (units, room, 2 * room, 4 * room):
-            split = min(most, wanted // blocks)
-            if split <= tried:
-                continue
-            tried = split
+        for split in kernel.splits(blocks, steps, units):
             again = kernel.second_pass(m * n * batch * split, bandwidth)
-            if again + moving >= best:
+            if again + max(moving, even) >= best:
                 break
             working = kernel.working(blocks * split, -(-steps // split), units)[0]
             seconds = again + max(working, moving)
