@@ -1,4 +1,4 @@
-"""Every schedule, over random shapes and worlds: the plan is proved right, and means the product."""
+"""Every schedule, over random shapes and worlds: its plan is proved, and means the product."""
 
 from __future__ import annotations
 
