@@ -196,7 +196,7 @@ NB_MODULE(_native, m) {
              for (int r : rings) heap.control(r).doorbell.add_one();
              return moment;
            })
-      .def("hold", &Fabric::hold, "source"_a, "bytes"_a, "since"_a, Unlocked())
+      .def("hold", &Fabric::hold, "source"_a, "target"_a, "bytes"_a, "since"_a, Unlocked())
       .def("done", &Fabric::done)
       .def("fail",
            [](Fabric& f, uint64_t call) {

@@ -114,9 +114,9 @@ Outcome Fabric::wait_doorbell(Call& call, uint64_t seen) {
                      false);
 }
 
-void Fabric::hold(int source, uint64_t bytes, int64_t since) {
+void Fabric::hold(int source, int target, uint64_t bytes, int64_t since) {
   if (!links_.paced()) return;
-  spin_until(links_.reserve(source, heap_->rank(), bytes, since) + links_.latency());
+  spin_until(links_.reserve(source, target, bytes, since) + links_.latency());
 }
 
 Outcome Fabric::wait_released(uint64_t call, int64_t deadline) {

@@ -93,8 +93,9 @@ class Fabric {
   Outcome wait(Call& call, int rank, int counter, int64_t* woken_at);
   // Waits for the doorbell to ring once more than `seen`.
   Outcome wait_doorbell(Call& call, uint64_t seen);
-  // Holds the calling thread until so many bytes, read in place since a moment, are through.
-  void hold(int source, uint64_t bytes, int64_t since);
+  // Holds the calling thread until so many bytes, read or written in place since a moment, are
+  // through.
+  void hold(int source, int target, uint64_t bytes, int64_t since);
   void done(uint64_t call) { heap_->control(heap_->rank()).done.set(call); }
   // Waits until no peer touches this rank's memory for a call any more.
   Outcome wait_released(uint64_t call, int64_t deadline);

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -51,31 +52,39 @@ def carry_out(
     shared: Sequence[str],
     combine: Combine,
     outputs: Outputs,
+    workspaces: Mapping[str, int] = MappingProxyType({}),
 ) -> Tensors:
     """Carries out a call and gives its outputs by buffer name.
 
     shared: the inputs that peers may read. combine: the operation that the proposals of all ranks
-    make, or `Mismatch`. outputs: makes the outputs of this rank for an operation.
+    make, or `Mismatch`. outputs: makes the outputs of this rank for an operation. workspaces: the
+    bytes of this rank's workspace that peers touch, by name; as headers say where it is, it is
+    placed before the ranks have agreed, so its names are the same on all ranks, and its sizes
+    follow from the rank's own arguments.
     """
     global last
     with fabric.lock:
         started = time.perf_counter()
         call = fabric.next_call()
         try:
-            placed = [fabric.share(inputs[name]) for name in shared] if fabric.world > 1 else []
-            fabric.native.enter(
-                call, proposal.signature, [offset for offset, _ in placed], proposal.blob
-            )
+            placed, space = [], {}
+            if fabric.world > 1:
+                placed = [fabric.share(inputs[name]) for name in shared]
+                space = {n: fabric.shared_workspace(n, size) for n, size in workspaces.items()}
+            offsets = [offset for offset, _ in placed] + [s.offset for s in space.values()]
+            slots = [*shared, *space]
+            memory = {name: s.memory for name, s in space.items()}
+            fabric.native.enter(call, proposal.signature, offsets, proposal.blob)
             runner = fabric.runners.get(proposal.signature)
             if runner is None:
-                runner = _agree(fabric, call, proposal, schedule, combine)
+                runner = _agree(fabric, call, proposal, schedule, combine, slots)
             while True:
                 results = outputs(runner.plan.operation, fabric.rank)
                 tensors = {**inputs, **results}
-                timeline = runner.run(call, tensors, record.active is not None)
+                timeline = runner.run(call, tensors, memory, record.active is not None)
                 if timeline is not None:
                     break
-                runner = _agree(fabric, call, proposal, schedule, combine)
+                runner = _agree(fabric, call, proposal, schedule, combine, slots)
             fabric.native.done(call)
             if placed and any(in_place for _, in_place in placed):
                 # The caller may write its symmetric input as soon as the call returns.
@@ -113,7 +122,12 @@ def refuse(fabric: HostFabric, operation: str, error: Error) -> None:
 
 
 def _agree(
-    fabric: HostFabric, call: int, proposal: Proposal, schedule: Schedule, combine: Combine
+    fabric: HostFabric,
+    call: int,
+    proposal: Proposal,
+    schedule: Schedule,
+    combine: Combine,
+    slots: Sequence[str],
 ) -> Runner:
     """Reads what every rank means, and makes the runner for it (or finds the one made before)."""
     deadline = fabric.deadline_ns()
@@ -129,7 +143,7 @@ def _agree(
     if runner is None:
         plan = combine(proposals).lower(schedule)
         verify(plan)
-        runner = Runner(plan, fabric, signatures)
+        runner = Runner(plan, fabric, signatures, slots)
         fabric.runners[signatures] = runner
     fabric.runners[proposal.signature] = runner
     return runner

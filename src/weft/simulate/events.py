@@ -9,8 +9,7 @@ read in place, links for kernels. Whenever a body starts or ends, what is active
   one that finds it idle has to be released first.
 - A copy driven by cores takes compute units from the kernel beside it while its bytes flow.
 - A waiter on another lane learns of an end only after its signal, so there are gaps between spans.
-- Of tasks with a `merge`, the compute lane takes the largest run that is ready (`plan.adaptive`)
-  and pays for the decision.
+- Of loose tasks, the compute lane takes those that `plan.adaptive` says and pays for the decision.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from typing import Any
 
 from weft.errors import InvalidPlan
 from weft.machine import Machine
-from weft.plan.adaptive import largest_run, merged
-from weft.plan.tasks import AnyTask, Copy, Matmul, Plan, Region
+from weft.plan.adaptive import Loose, as_one, next_run
+from weft.plan.tasks import AnyTask, Copy, Matmul, Plan, Reduce, Region
 from weft.simulate.demand import Demands, Kernel, Transfer
 from weft.simulate.node import Node
 from weft.simulate.result import Piece
@@ -41,11 +40,11 @@ class _Loose:
 
     def __init__(self) -> None:
         self.left = 0
-        self.ready: list[Matmul] = []
+        self.ready: list[Loose] = []
 
-    def take(self) -> list[Matmul]:
-        """The run to multiply next; it is no longer ready, nor left."""
-        run = largest_run(self.ready)
+    def take(self) -> list[Loose]:
+        """The run that comes next; it is no longer ready, nor left."""
+        run = next_run(self.ready)
         taken = {task.id for task in run}
         self.ready = [task for task in self.ready if task.id not in taken]
         self.left -= len(run)
@@ -158,7 +157,7 @@ class Events:
             self._waiting[task.id] = len(before)
             for other in before:
                 self._followers[other].append(task)
-            if isinstance(task, Matmul) and task.merge is not None:
+            if isinstance(task, Matmul | Reduce) and task.loose:
                 loose = lane.steps[-1] if lane.steps else None
                 if not isinstance(loose, _Loose):
                     loose = _Loose()
@@ -183,7 +182,7 @@ class Events:
             if step.ready:
                 run = step.take()
                 lane.at += step.left == 0
-                self._start(lane, run, merged(run), self._machine.launch.decision, now)
+                self._start(lane, run, as_one(run), self._machine.launch.decision, now)
         elif self._waiting[step.id] == 0:
             lane.at += 1
             self._start(lane, (step,), step, 0.0, now)
@@ -255,7 +254,7 @@ class Events:
             self._waiting[task.id] -= 1
             if self._waiting[task.id] == 0:
                 loose = self._loose_of.get(task.id)
-                if loose is not None and isinstance(task, Matmul):
+                if loose is not None and isinstance(task, Matmul | Reduce):
                     loose.ready.append(task)
                 self._touched[self._lane_of[task.id]] = None
 
