@@ -9,6 +9,10 @@ from weft.errors import Error, InvalidPlan, Mismatch, PeerLost, Timeout, Unsuppo
 from weft.fabric import Link
 from weft.fabric import of as _fabric_of
 from weft.ops.all_gather_matmul import all_gather_matmul
+from weft.ops.all_to_all_matmul import all_to_all_matmul
+from weft.ops.matmul_all_reduce import matmul_all_reduce
+from weft.ops.matmul_all_to_all import matmul_all_to_all
+from weft.ops.matmul_reduce_scatter import matmul_reduce_scatter
 from weft.run.explain import Explanation, explain
 from weft.run.record import Recording, record
 from weft.schedule import Schedule
@@ -65,8 +69,12 @@ __all__ = [
     "Timeout",
     "Unsupported",
     "all_gather_matmul",
+    "all_to_all_matmul",
     "configure",
     "explain",
+    "matmul_all_reduce",
+    "matmul_all_to_all",
+    "matmul_reduce_scatter",
     "record",
     "symmetric_empty",
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, overload
@@ -14,20 +13,30 @@ from weft import fabric as fabrics
 from weft.errors import Error, Mismatch, Unsupported
 from weft.fabric import HostFabric
 from weft.operation import is_split
-from weft.ops.common import check_group_rank, choose, dtype_name, group_name, resolve_group
+from weft.ops import gather_contract as _gather_contract  # noqa: F401 - its operator is used
+from weft.ops.common import (
+    as_rows,
+    as_shaped,
+    check_dim,
+    check_group_rank,
+    check_operands,
+    check_out,
+    choose,
+    define,
+    dispatched,
+    dtype_name,
+    fit,
+    group_name,
+    resized,
+    resolve_group,
+)
 from weft.plan.all_gather_matmul import AllGatherMatmul
 from weft.plan.tasks import Plannable
-from weft.run.call import Tensors, carry_out, check_tensor, refuse
+from weft.run.call import Tensors, carry_out, refuse
 from weft.run.proposal import Proposal
 from weft.schedule import Schedule
 
 NAME = "all_gather_matmul"
-
-_library = torch.library.Library("weft", "FRAGMENT")  # type: ignore[no-untyped-call]
-_library.define(  # type: ignore[no-untyped-call]
-    "all_gather_matmul(Tensor A_shard, Tensor[] Bs, int gather_dim, str group_name, *, "
-    'bool return_A=False, str schedule="auto", int[]? shard_rows=None) -> (Tensor?, Tensor[])'
-)
 
 
 @overload
@@ -81,17 +90,19 @@ def all_gather_matmul(
         schedule: a name such as "adaptive@dma", a `Schedule`, or "auto".
         out: where to put y: [M, N], or one for each w.
         return_gathered: whether to return the gathered x too.
+        gather_dim: the dimension of x that is cut over the ranks.
         shard_rows: the size of `gather_dim` on every rank, where it is not an even split; in
             compiled graphs, where it is not equal on all ranks.
 
     Returns:
         y [M, N], or a list of them where w is a list; with `return_gathered`, (y, x).
+
+    The backward is overlapped as well: `matmul_reduce_scatter` for x, and for w a matmul that
+    gathers x along its K. A bias of this rank's columns is added outside: `y + bias`.
     """
     several = isinstance(w, (list, tuple))
     weights = list(w) if several else [w]
-    if torch.compiler.is_compiling():
-        if out is not None:
-            raise Unsupported("out= cannot be used in a compiled graph; use the returned tensor")
+    if dispatched([x_shard, *weights], out):
         gathered, ys = torch.ops.weft.all_gather_matmul(
             x_shard,
             weights,
@@ -130,7 +141,10 @@ def _run(
     fabric = fabrics.of(group)
     try:
         chosen, why = choose(fabric, schedule)
-        x, inner = _check(x_shard, weights, gather_dim)
+        check_operands("x_shard", x_shard, weights)
+        gather_dim = check_dim("gather_dim", gather_dim, x_shard)
+        x, inner = as_rows(x_shard, gather_dim)
+        x = x.contiguous()
         proposal = _propose(fabric, x, weights, inner, chosen, return_gathered, shard_rows)
         if outs is not None:
             _check_outs(outs, weights, x_shard)
@@ -144,48 +158,16 @@ def _run(
         made: Tensors = {}
         for i, weight in enumerate(weights):
             shape = (operation.m, weight.shape[1])
-            made[f"y{i}"] = x.new_empty(shape) if outs is None else _fit(outs[i], shape)
+            made[f"y{i}"] = x.new_empty(shape) if outs is None else fit(outs[i], shape)
         if operation.gathered:
             made["gathered"] = x.new_empty(operation.m, operation.k)
         return made
 
     results = carry_out(fabric, proposal, chosen, why, inputs, ("x",), _combine, outputs)
-    gathered = _shaped(results["gathered"], x_shard, gather_dim) if return_gathered else None
+    gathered = as_shaped(results["gathered"], x_shard, gather_dim) if return_gathered else None
     if outs is not None:
         return gathered, outs
-    return gathered, [_shaped(results[f"y{i}"], x_shard, gather_dim) for i in range(len(weights))]
-
-
-def _check(
-    x: torch.Tensor, weights: list[torch.Tensor], gather_dim: int
-) -> tuple[torch.Tensor, int]:
-    """The shard as a matrix whose rows are gathered, and how many rows one index has."""
-    check_tensor("x_shard", x, (2, 3, 4))
-    for i, weight in enumerate(weights):
-        name = "w" if len(weights) == 1 else f"w[{i}]"
-        check_tensor(name, weight, (2,))
-        if weight.dtype != x.dtype:
-            raise Unsupported(
-                f"x_shard is {dtype_name(x.dtype)} and {name} is {dtype_name(weight.dtype)}; "
-                "cast one to the dtype of the other"
-            )
-        if weight.shape[0] != x.shape[-1]:
-            raise Unsupported(
-                f"{name} has {weight.shape[0]} rows, but x_shard has {x.shape[-1]} columns; "
-                "both are K and must be equal"
-            )
-    dtype_name(x.dtype)
-    if not -x.dim() <= gather_dim < x.dim() or gather_dim % x.dim() == x.dim() - 1:
-        raise Unsupported(f"gather_dim must be from 0 to {x.dim() - 2}, not {gather_dim}")
-    if torch.is_grad_enabled() and any(t.requires_grad for t in (x, *weights)):
-        raise Unsupported(
-            f"{NAME} has no backward yet; call it under torch.no_grad() or detach its inputs"
-        )
-    if x.dim() == 2:
-        return x.contiguous(), 1
-    moved = x.movedim(gather_dim, 0)
-    inner = math.prod(moved.shape[1:-1])
-    return moved.reshape(moved.shape[0] * inner, x.shape[-1]).contiguous(), inner
+    return gathered, [as_shaped(results[f"y{i}"], x_shard, gather_dim) for i in range(len(weights))]
 
 
 def _propose(
@@ -251,32 +233,10 @@ def _check_outs(
     if len(outs) != len(weights):
         raise Unsupported(f"out has {len(outs)} tensors for {len(weights)} w; give one for each")
     for i, out in enumerate(outs):
-        check_tensor("out" if len(outs) == 1 else f"out[{i}]", out, (2,))
-        if x_shard.dim() != 2:
-            raise Unsupported("out= takes 2-D x_shard only; reshape it to [rows, K] first")
-        if out.dtype != x_shard.dtype:
-            raise Unsupported(
-                f"out is {dtype_name(out.dtype)}, but the result is {dtype_name(x_shard.dtype)}"
-            )
+        check_out("out" if len(outs) == 1 else f"out[{i}]", out, x_shard)
 
 
-def _fit(out: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
-    if tuple(out.shape) != shape:
-        raise Unsupported(f"out must be {list(shape)}, not {list(out.shape)}")
-    return out
-
-
-def _shaped(result: torch.Tensor, x: torch.Tensor, gather_dim: int) -> torch.Tensor:
-    """A result's rows as the dimensions of x, with the gathered one grown."""
-    if x.dim() == 2:
-        return result
-    inner = list(x.movedim(gather_dim, 0).shape[1:-1])
-    rows = result.shape[0] // max(math.prod(inner), 1)
-    return result.view(rows, *inner, result.shape[1]).movedim(0, gather_dim)
-
-
-@torch.library.impl(_library, NAME, "CPU")
-def _operator(
+def _kernel(
     a_shard: torch.Tensor,
     bs: list[torch.Tensor],
     gather_dim: int,
@@ -285,15 +245,15 @@ def _operator(
     return_A: bool = False,  # noqa: N803 - the name in torch.ops.symm_mem
     schedule: str = "auto",
     shard_rows: Sequence[int] | None = None,
-) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
     gathered, ys = _run(
         a_shard, list(bs), gather_dim, resolve_group(group), return_A, schedule, shard_rows, None
     )
     # A graph needs every result in the layout that the fake kernel promised.
-    return None if gathered is None else gathered.contiguous(), [y.contiguous() for y in ys]
+    nothing = a_shard.new_empty(0)
+    return nothing if gathered is None else gathered.contiguous(), [y.contiguous() for y in ys]
 
 
-@torch.library.register_fake("weft::all_gather_matmul")  # type: ignore[untyped-decorator]
 def _fake(
     a_shard: torch.Tensor,
     bs: list[torch.Tensor],
@@ -303,9 +263,56 @@ def _fake(
     return_A: bool = False,  # noqa: N803
     schedule: str = "auto",
     shard_rows: Sequence[int] | None = None,
-) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
-    shape = list(a_shard.shape)
-    world = dist.get_world_size(resolve_group(group))
-    shape[gather_dim] = shape[gather_dim] * world if shard_rows is None else sum(shard_rows)
-    gathered = a_shard.new_empty(shape) if return_A else None
-    return gathered, [a_shard.new_empty([*shape[:-1], b.shape[1]]) for b in bs]
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    rows = a_shard.shape[gather_dim] * dist.get_world_size(resolve_group(group))
+    if shard_rows is not None:
+        if min(shard_rows) < 0:
+            raise Unsupported("a compiled graph must know shard_rows of every rank")
+        rows = sum(shard_rows)
+    gathered = a_shard.new_empty(0)
+    if return_A:
+        gathered = resized(a_shard, gather_dim, rows, a_shard.shape[-1])
+    return gathered, [resized(a_shard, gather_dim, rows, b.shape[1]) for b in bs]
+
+
+def _setup_context(
+    ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: Any, output: Any
+) -> None:
+    x, weights, ctx.gather_dim, ctx.group = inputs
+    ctx.save_for_backward(x, *weights)
+    ctx.gathered = keyword_only_inputs["return_A"]
+    ctx.schedule = keyword_only_inputs["schedule"]
+
+
+def _backward(ctx: Any, gathered: torch.Tensor, ys: list[torch.Tensor]) -> tuple[Any, ...]:
+    """dX = reduce_scatter(sum of dY_i @ W_i^T), dW_i = all_gather(X)^T @ dY_i."""
+    x, *weights = ctx.saved_tensors
+    left, right = list(ys), [w.t() for w in weights]
+    if ctx.gathered:
+        # The gathered x is a result, too: its gradient joins the sum as a product with 1.
+        left.append(gathered)
+        right.append(torch.eye(x.shape[-1], dtype=x.dtype))
+    dx = torch.ops.weft.matmul_reduce_scatter(
+        torch.cat(left, -1),
+        torch.cat(right),
+        "sum",
+        ctx.gather_dim,
+        ctx.group,
+        schedule=ctx.schedule,
+        own_rows=x.shape[ctx.gather_dim],
+    )
+    flat = [as_rows(y, ctx.gather_dim)[0] for y in ys]
+    dws = torch.ops.weft.gather_contract(
+        as_rows(x, ctx.gather_dim)[0], flat, None, None, ctx.group, schedule=ctx.schedule
+    )
+    return dx, dws, None, None
+
+
+define(
+    "all_gather_matmul(Tensor A_shard, Tensor[] Bs, int gather_dim, str group_name, *, "
+    'bool return_A=False, str schedule="auto", int[]? shard_rows=None) -> (Tensor, Tensor[])',
+    _kernel,
+    _fake,
+    _backward,
+    _setup_context,
+)

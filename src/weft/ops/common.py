@@ -1,17 +1,24 @@
-"""What all operators share: groups by name, dtype names, and the choice of a schedule."""
+"""What all operators share: groups by name, checks of their arguments, rows of tensors with more
+dimensions, the choice of a schedule, and the way into the dispatcher."""
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import _resolve_process_group
 
-from weft.errors import Unsupported
+from weft.errors import Mismatch, Unsupported
 from weft.fabric import HostFabric
+from weft.run.call import check_tensor
 from weft.schedule import Schedule
+
+library = torch.library.Library("weft", "FRAGMENT")  # type: ignore[no-untyped-call]
+"""Where `torch.ops.weft.*` are defined."""
 
 DTYPES = {
     torch.float64: "float64",
@@ -59,8 +66,150 @@ def choose(fabric: HostFabric, schedule: str | Schedule) -> tuple[Schedule, str]
 
 
 def check_group_rank(name: str, sizes: Sequence[int], world: int, rank: int, actual: int) -> None:
-    """That a list with one size per rank fits the group and this rank."""
+    """That a list with one size per rank fits the group and this rank; below 0 is any size."""
     if len(sizes) != world:
         raise Unsupported(f"{name} has {len(sizes)} sizes, but the group has {world} ranks")
-    if sizes[rank] != actual:
+    if sizes[rank] != actual and sizes[rank] >= 0:
         raise Unsupported(f"{name} says {sizes[rank]} for rank {rank}, but its tensor has {actual}")
+
+
+def define(
+    schema: str,
+    kernel: Callable[..., Any],
+    fake: Callable[..., Any],
+    backward: Callable[..., Any] | None = None,
+    setup_context: Callable[..., None] | None = None,
+) -> None:
+    """Makes an operator known as `torch.ops.weft.NAME`, for CPU tensors, for graphs, and for
+    autograd."""
+    name = schema.partition("(")[0]
+    library.define(schema)  # type: ignore[no-untyped-call]
+    library.impl(name, kernel, "CPU")  # type: ignore[no-untyped-call]
+    torch.library.register_fake(f"weft::{name}", fake, lib=library)
+    if backward is not None:
+        torch.library.register_autograd(
+            f"weft::{name}", backward, setup_context=setup_context, lib=library
+        )
+
+
+def dispatched(tensors: Sequence[object], out: object) -> bool:
+    """Whether a call must go through the dispatcher: a graph is being made of it, or gradients will
+    be asked for."""
+    compiling = torch.compiler.is_compiling()
+    differentiated = torch.is_grad_enabled() and any(
+        isinstance(t, torch.Tensor) and t.requires_grad for t in tensors
+    )
+    if out is not None and compiling:
+        raise Unsupported("out= cannot be used in a compiled graph; use the returned tensor")
+    if out is not None and differentiated:
+        raise Unsupported(
+            "out= cannot be differentiated; leave it out, or call under torch.no_grad()"
+        )
+    return compiling or differentiated
+
+
+def check_operands(x_name: str, x: torch.Tensor, weights: Sequence[torch.Tensor]) -> None:
+    """That x [..., K] and every w [K, N] can be multiplied."""
+    check_tensor(x_name, x, (2, 3, 4))
+    for i, weight in enumerate(weights):
+        name = "w" if len(weights) == 1 else f"w[{i}]"
+        check_tensor(name, weight, (2,))
+        if weight.dtype != x.dtype:
+            raise Unsupported(
+                f"{x_name} is {dtype_name(x.dtype)} and {name} is {dtype_name(weight.dtype)}; "
+                "cast one to the dtype of the other"
+            )
+        if weight.shape[0] != x.shape[-1]:
+            raise Unsupported(
+                f"{name} has {weight.shape[0]} rows, but {x_name} has {x.shape[-1]} columns; "
+                "both are K and must be equal"
+            )
+    dtype_name(x.dtype)
+
+
+def check_dim(name: str, dim: int, x: torch.Tensor) -> int:
+    """A dimension of x other than its last, counted from 0."""
+    if not -x.dim() <= dim < x.dim() or dim % x.dim() == x.dim() - 1:
+        raise Unsupported(f"{name} must be from 0 to {x.dim() - 2}, not {dim}")
+    return dim % x.dim()
+
+
+def check_out(
+    name: str, out: object, x: torch.Tensor, shape: tuple[int, int] | None = None
+) -> None:
+    """That results of 2-D x can be put into out; the shape where it is known by now."""
+    tensor = check_tensor(name, out, (2,))
+    if x.dim() != 2:
+        raise Unsupported("out= takes 2-D inputs only; reshape them to [rows, K] first")
+    if tensor.dtype != x.dtype:
+        raise Unsupported(
+            f"out is {dtype_name(tensor.dtype)}, but the result is {dtype_name(x.dtype)}"
+        )
+    if shape is not None:
+        fit(tensor, shape)
+
+
+def fit(out: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
+    if tuple(out.shape) != shape:
+        raise Unsupported(f"out must be {list(shape)}, not {list(out.shape)}")
+    return out
+
+
+def as_rows(x: torch.Tensor, dim: int) -> tuple[torch.Tensor, int]:
+    """x as a matrix whose rows follow a dimension, and how many rows one index of it has."""
+    if x.dim() == 2:
+        return x, 1
+    moved = x.movedim(dim, 0)
+    inner = math.prod(moved.shape[1:-1])
+    return moved.reshape(moved.shape[0] * inner, x.shape[-1]), inner
+
+
+def as_shaped(result: torch.Tensor, x: torch.Tensor, dim: int) -> torch.Tensor:
+    """The rows of a result as the dimensions of x, of which one may have another size now."""
+    if x.dim() == 2:
+        return result
+    inner = list(x.movedim(dim, 0).shape[1:-1])
+    rows = result.shape[0] // max(math.prod(inner), 1)
+    return result.view(rows, *inner, result.shape[1]).movedim(0, dim)
+
+
+def resized(x: torch.Tensor, dim: int, size: int, columns: int) -> torch.Tensor:
+    """What a fake kernel gives: x with another size of a dimension and of the last one."""
+    shape = list(x.shape)
+    shape[dim], shape[-1] = size, columns
+    return x.new_empty(shape)
+
+
+def check_splits(
+    name: str, splits: Sequence[int] | None, world: int, rows: int, inner: int = 1
+) -> tuple[int, ...]:
+    """How many rows go to (or come from) each rank: one size per rank, `rows` in all (below 0: any
+    number). A size counts as `inner` rows."""
+    if splits is None or isinstance(splits, str) or not isinstance(splits, Sequence):
+        raise Unsupported(f"{name} must be a list with one size per rank, not {splits!r}")
+    sizes = tuple(int(size) * inner for size in splits)
+    if len(sizes) != world:
+        raise Unsupported(f"{name} has {len(sizes)} sizes, but the group has {world} ranks")
+    if min(sizes) < 0:
+        raise Unsupported(f"{name} has a size below zero: {list(splits)}")
+    if sum(sizes) != rows and rows >= 0:
+        raise Unsupported(
+            f"{name} {list(splits)} adds up to {sum(sizes) // max(inner, 1)}, "
+            f"but there are {rows // max(inner, 1)} rows"
+        )
+    return sizes
+
+
+def match_splits(
+    pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
+) -> tuple[tuple[int, ...], ...]:
+    """The in_splits of every rank, from the (in_splits, out_splits) of all ranks, which must say
+    the same about every pair of them."""
+    for source, (sent, _) in enumerate(pairs):
+        for target, (_, expected) in enumerate(pairs):
+            if sent[target] != expected[source]:
+                raise Mismatch(
+                    f"ranks disagree on the splits: rank {source} sends {sent[target]} rows to "
+                    f"rank {target}, which expects {expected[source]}"
+                )
+    return tuple(tuple(sent) for sent, _ in pairs)
