@@ -233,7 +233,7 @@ def _check_outs(
     if len(outs) != len(weights):
         raise Unsupported(f"out has {len(outs)} tensors for {len(weights)} w; give one for each")
     for i, out in enumerate(outs):
-        check_out("out" if len(outs) == 1 else f"out[{i}]", out, x_shard)
+        check_out("out" if len(outs) == 1 else f"out[{i}]", out, x_shard, weights)
 
 
 def _kernel(

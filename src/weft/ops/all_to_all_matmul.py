@@ -71,7 +71,7 @@ def all_to_all_matmul(
     The backward is overlapped as well: `matmul_all_to_all` for x, and for w a matmul that gathers x
     along its K. A bias is added outside: `y + bias`.
     """
-    if dispatched([x, w], out):
+    if dispatched([x, w], out, [in_splits, out_splits]):
         received, y = torch.ops.weft.all_to_all_matmul(
             x,
             w,
@@ -105,7 +105,7 @@ def _run(
         taken = check_splits("out_splits", out_splits, fabric.world, -1, inner)
         m, n = sum(taken), w.shape[1]
         if out is not None:
-            check_out("out", out, x, (m, n))
+            check_out("out", out, x, [w], (m, n))
         same = (
             ("K", rows.shape[1]),
             ("dtype", dtype_name(x.dtype)),

@@ -92,20 +92,28 @@ def define(
         )
 
 
-def dispatched(tensors: Sequence[object], out: object) -> bool:
+def dispatched(tensors: Sequence[object], out: object, sizes: Sequence[object] = ()) -> bool:
     """Whether a call must go through the dispatcher: a graph is being made of it, or gradients will
-    be asked for."""
-    compiling = torch.compiler.is_compiling()
-    differentiated = torch.is_grad_enabled() and any(
+    be asked for. What the dispatcher would refuse in its own way (wrong types, an `out`) does not
+    go there, so that it is refused on every rank. sizes: arguments that are lists of sizes."""
+    if torch.compiler.is_compiling():
+        if out is not None:
+            raise Unsupported("out= cannot be used in a compiled graph; use the returned tensor")
+        return True
+    typed = all(isinstance(t, torch.Tensor) for t in tensors) and all(map(_are_sizes, sizes))
+    return typed and out is None and differentiated(tensors)
+
+
+def differentiated(tensors: Sequence[object]) -> bool:
+    """Whether autograd would follow a call."""
+    return torch.is_grad_enabled() and any(
         isinstance(t, torch.Tensor) and t.requires_grad for t in tensors
     )
-    if out is not None and compiling:
-        raise Unsupported("out= cannot be used in a compiled graph; use the returned tensor")
-    if out is not None and differentiated:
-        raise Unsupported(
-            "out= cannot be differentiated; leave it out, or call under torch.no_grad()"
-        )
-    return compiling or differentiated
+
+
+def _are_sizes(sizes: object) -> bool:
+    listed = isinstance(sizes, Sequence) and not isinstance(sizes, str)
+    return listed and all(isinstance(size, int) for size in sizes)  # type: ignore[attr-defined]
 
 
 def check_operands(x_name: str, x: torch.Tensor, weights: Sequence[torch.Tensor]) -> None:
@@ -135,10 +143,18 @@ def check_dim(name: str, dim: int, x: torch.Tensor) -> int:
 
 
 def check_out(
-    name: str, out: object, x: torch.Tensor, shape: tuple[int, int] | None = None
+    name: str,
+    out: object,
+    x: torch.Tensor,
+    weights: Sequence[torch.Tensor],
+    shape: tuple[int, int] | None = None,
 ) -> None:
     """That results of 2-D x can be put into out; the shape where it is known by now."""
     tensor = check_tensor(name, out, (2,))
+    if differentiated([x, *weights]):
+        raise Unsupported(
+            "out= cannot be differentiated; leave it out, or call under torch.no_grad()"
+        )
     if x.dim() != 2:
         raise Unsupported("out= takes 2-D inputs only; reshape them to [rows, K] first")
     if tensor.dtype != x.dtype:
@@ -185,9 +201,9 @@ def check_splits(
 ) -> tuple[int, ...]:
     """How many rows go to (or come from) each rank: one size per rank, `rows` in all (below 0: any
     number). A size counts as `inner` rows."""
-    if splits is None or isinstance(splits, str) or not isinstance(splits, Sequence):
+    if splits is None or not _are_sizes(splits):
         raise Unsupported(f"{name} must be a list with one size per rank, not {splits!r}")
-    sizes = tuple(int(size) * inner for size in splits)
+    sizes = tuple(size * inner for size in splits)
     if len(sizes) != world:
         raise Unsupported(f"{name} has {len(sizes)} sizes, but the group has {world} ranks")
     if min(sizes) < 0:

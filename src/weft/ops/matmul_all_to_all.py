@@ -67,10 +67,9 @@ def matmul_all_to_all(
         y [sum(out_splits), N]: the rows for this rank, in the order of the ranks that made them.
 
     The backward is overlapped as well: `all_to_all_matmul` for x, whose received rows also give the
-    gradient of w. A bias of this rank's rows goes into x and w before, one of all rows is added
-    outside: `y + bias`.
+    gradient of w. A bias is added outside: `y + bias`.
     """
-    if dispatched([x, w], out):
+    if dispatched([x, w], out, [in_splits, out_splits]):
         y: torch.Tensor = torch.ops.weft.matmul_all_to_all(
             x, w, in_splits, out_splits, group_name(group), schedule=str(schedule)
         )
@@ -97,7 +96,7 @@ def _run(
         taken = check_splits("out_splits", out_splits, fabric.world, -1, inner)
         shape = (sum(taken), n)
         if out is not None:
-            check_out("out", out, x, shape)
+            check_out("out", out, x, [w], shape)
         same = (("N", n), ("dtype", dtype_name(x.dtype)), ("the schedule", str(chosen)))
         proposal = Proposal(NAME, same, (("K", rows.shape[1]), ("splits", (sent, taken))))
         dtype = dtype_name(x.dtype)

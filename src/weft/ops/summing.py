@@ -61,7 +61,7 @@ def summed(
             raise Unsupported(f"own_rows must be from 0 to {x.shape[dim]}, not {own_rows}")
         shape = (m if everywhere else own, n)
         if out is not None:
-            check_out("out", out, x, shape)
+            check_out("out", out, x, [w], shape)
         proposal = _proposal(name, m, n, rows.shape[1], own, x.dtype, chosen, reduce_op)
         spaces = shared_bytes(chosen, fabric.world, m, own, n, dtype_name(x.dtype), True)
         if everywhere:

@@ -393,9 +393,9 @@ class _Run:
 
     def finish(self) -> None:
         """Waits for the engines: copies that no task of this rank waits for may still run."""
+        self.agree()
         flight = self.flight
         if flight is None:
-            self.agree()
             return
         outcome = self.fabric.wait(
             lambda: self.native.finish(flight), self.runner.label, "its own copy engines"
