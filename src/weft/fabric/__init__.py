@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import threading
 
 import torch.distributed as dist
 
@@ -11,6 +12,7 @@ from weft.fabric.host import HostFabric
 from weft.fabric.link import Link
 
 _open: dict[int, HostFabric] = {}
+_opening = threading.Lock()
 
 
 def of(group: dist.ProcessGroup | None = None) -> HostFabric:
@@ -24,8 +26,11 @@ def of(group: dist.ProcessGroup | None = None) -> HostFabric:
         raise Unsupported("this rank is not in the group; call only from ranks that are")
     fabric = _open.get(id(found))
     if fabric is None or fabric.group is not found:
-        _close_stale()
-        fabric = _open[id(found)] = HostFabric(found)
+        with _opening:
+            fabric = _open.get(id(found))
+            if fabric is None or fabric.group is not found:
+                _close_stale()
+                fabric = _open[id(found)] = HostFabric(found)
     return fabric
 
 

@@ -50,7 +50,7 @@ class HostFabric:
         self.group = group
         self.rank: int = dist.get_rank(group)
         self.world: int = dist.get_world_size(group)
-        self.deadline = float(os.environ.get("WEFT_DEADLINE", DEFAULT_DEADLINE))
+        self.deadline = _deadline()
         self.link = Link()
         self.lock = threading.RLock()
         self.call = 0
@@ -238,6 +238,17 @@ def _machine() -> str:
     """What is the same for two processes exactly if they share memory and process numbers."""
     with open("/proc/sys/kernel/random/boot_id") as file:
         return file.read().strip() + os.readlink("/proc/self/ns/pid")
+
+
+def _deadline() -> float:
+    text = os.environ.get("WEFT_DEADLINE", "")
+    try:
+        seconds = float(text) if text else DEFAULT_DEADLINE
+    except ValueError:
+        seconds = -1.0
+    if not seconds > 0:
+        raise Unsupported(f"WEFT_DEADLINE must be seconds above zero, e.g. 60, not {text!r}")
+    return seconds
 
 
 def _heap_span() -> int:

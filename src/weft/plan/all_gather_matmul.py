@@ -115,7 +115,7 @@ def default_depth(operation: AllGatherMatmul, schedule: Schedule) -> int:
     return max(operation.world, min(32, max(operation.rows) // 16))
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=64)
 def lower(operation: AllGatherMatmul, schedule: Schedule) -> Plan:
     """The plan of all ranks for a schedule; refuses what cannot be, with the reason."""
     reason = schedule.impossible()

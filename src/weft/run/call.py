@@ -23,6 +23,8 @@ from weft.run.proposal import Proposal, check_same
 from weft.schedule import Schedule
 from weft.timeline import Timeline
 
+MAX_RUNNERS = 512
+
 Tensors = dict[str, torch.Tensor]
 Combine = Callable[[Sequence[Proposal]], Plannable]
 Outputs = Callable[[Plannable, int], Tensors]
@@ -130,9 +132,18 @@ def _agree(
         plan = combine(proposals).lower(schedule)
         verify(plan)
         runner = Runner(plan, fabric, signatures)
-        fabric.runners[signatures] = runner
-    fabric.runners[proposal.signature] = runner
+        _keep(fabric, signatures, runner)
+    _keep(fabric, proposal.signature, runner)
     return runner
+
+
+def _keep(fabric: HostFabric, key: object, runner: Runner) -> None:
+    """Remembers a runner; the oldest goes when there are too many (every batch size makes one)."""
+    runners = fabric.runners
+    runners.pop(key, None)
+    if len(runners) >= MAX_RUNNERS:
+        del runners[next(iter(runners))]
+    runners[key] = runner
 
 
 def check_tensor(name: str, tensor: object, dimensions: Sequence[int]) -> torch.Tensor:
