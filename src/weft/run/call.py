@@ -15,6 +15,7 @@ import torch
 
 from weft.errors import Error, Unsupported
 from weft.fabric import HostFabric
+from weft.fabric.host import OK
 from weft.plan.tasks import Plan, Plannable
 from weft.plan.verify import verify
 from weft.run import record
@@ -78,7 +79,9 @@ def carry_out(
                 if timeline is not None:
                     break
                 runner = _agree(fabric, call, proposal, schedule, combine)
-            fabric.native.done(call)
+            outcome = fabric.native.done(call)
+            if outcome[0] != OK:
+                raise fabric.failure(outcome, runner.label, "its end")
             if placed and any(in_place for _, in_place in placed):
                 # The caller may write its symmetric input as soon as the call returns.
                 deadline = fabric.deadline_ns()
@@ -87,11 +90,11 @@ def carry_out(
                     runner.label,
                     "peers to finish reading this rank's symmetric memory",
                 )
-        except Error:
-            fabric.native.done(call)
-            raise
         except BaseException as error:
-            fabric.give_up(Error(f"rank {fabric.rank} was interrupted by {type(error).__name__}"))
+            if not isinstance(error, Error):
+                said = f"rank {fabric.rank} was interrupted by {type(error).__name__}"
+                fabric.give_up(Error(said))
+            fabric.native.done(call)
             raise
         if record.active is not None:
             record.active.timelines.append(timeline)
