@@ -10,6 +10,7 @@ reset and no call ends with a barrier.
 from __future__ import annotations
 
 import json
+import math
 import os
 import threading
 import time
@@ -137,10 +138,10 @@ class HostFabric:
 
     def symmetric_empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """A tensor in this rank's part of the heap, where peers can reach it without staging."""
-        count = 1
-        for size in shape:
-            count *= size
-        block = self._allocate(max(count * dtype.itemsize, 1))
+        count = math.prod(shape)
+        if any(size < 0 for size in shape):
+            raise Unsupported(f"a tensor cannot have the shape {list(shape)}")
+        block = self._allocate(max(count, 1) * dtype.itemsize)
         return torch.from_numpy(block.array()).view(dtype)[:count].view(tuple(shape))
 
     def share(self, tensor: torch.Tensor) -> tuple[int, bool]:

@@ -65,7 +65,7 @@ def carry_out(
         started = time.perf_counter()
         call = fabric.next_call()
         try:
-            placed = [fabric.share(inputs[name]) for name in shared] if fabric.world > 1 else []
+            placed = _place(fabric, call, proposal, [inputs[name] for name in shared])
             fabric.native.enter(
                 call, proposal.signature, [offset for offset, _ in placed], proposal.blob
             )
@@ -107,16 +107,31 @@ def refuse(fabric: HostFabric, operation: str, error: Exception) -> None:
     with fabric.lock:
         if fabric.world == 1 or fabric.broken is not None:
             return
-        call = fabric.next_call()
-        # Cut so that it always fits into a header: a character takes up to six bytes there.
-        said = str(error)[:600] or type(error).__name__
-        proposal = Proposal(operation, error=said)
-        fabric.native.enter(call, proposal.signature, [], proposal.blob)
-        deadline = fabric.deadline_ns()
-        fabric.wait(
-            lambda: fabric.native.agree(call, [], deadline), operation, "all ranks to enter"
-        )
-        fabric.native.done(call)
+        _say(fabric, fabric.next_call(), operation, error)
+
+
+def _place(
+    fabric: HostFabric, call: int, proposal: Proposal, tensors: Sequence[torch.Tensor]
+) -> list[tuple[int, bool]]:
+    """Puts tensors where peers can read them; where they do not fit, every rank hears it."""
+    if fabric.world == 1:
+        return []
+    try:
+        return [fabric.share(tensor) for tensor in tensors]
+    except Error as error:
+        _say(fabric, call, proposal.operation, error)
+        raise
+
+
+def _say(fabric: HostFabric, call: int, operation: str, error: Exception) -> None:
+    """Enters a call with an error in place of a proposal, and waits until all ranks can hear it."""
+    # Cut so that it always fits into a header: a character takes up to six bytes there.
+    said = str(error)[:600] or type(error).__name__
+    proposal = Proposal(operation, error=said)
+    fabric.native.enter(call, proposal.signature, [], proposal.blob)
+    deadline = fabric.deadline_ns()
+    fabric.wait(lambda: fabric.native.agree(call, [], deadline), operation, "all ranks to enter")
+    fabric.native.done(call)
 
 
 def _agree(
