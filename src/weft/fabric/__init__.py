@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import atexit
+import os
+import threading
 
 import torch.distributed as dist
 
@@ -11,6 +13,7 @@ from weft.fabric.host import HostFabric
 from weft.fabric.link import Link
 
 _open: dict[int, HostFabric] = {}
+_opening = threading.Lock()
 
 
 def of(group: dist.ProcessGroup | None = None) -> HostFabric:
@@ -24,8 +27,15 @@ def of(group: dist.ProcessGroup | None = None) -> HostFabric:
         raise Unsupported("this rank is not in the group; call only from ranks that are")
     fabric = _open.get(id(found))
     if fabric is None or fabric.group is not found:
-        _close_stale()
-        fabric = _open[id(found)] = HostFabric(found)
+        with _opening:
+            fabric = _open.get(id(found))
+            if fabric is None or fabric.group is not found:
+                _close_stale()
+                fabric = _open[id(found)] = HostFabric(found)
+    elif fabric.pid != os.getpid():
+        raise Unsupported(
+            "this process was forked from a rank and is none itself; call from the rank's process"
+        )
     return fabric
 
 

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from weft import fabric as fabrics
-from weft.errors import Error, Mismatch, Unsupported
+from weft.errors import Mismatch, Unsupported
 from weft.fabric import HostFabric
 from weft.operation import is_split
 from weft.ops import gather_contract as _gather_contract  # noqa: F401 - its operator is used
@@ -25,8 +25,8 @@ from weft.ops.common import (
     define,
     dispatched,
     dtype_name,
-    fit,
     group_name,
+    num_rows,
     resized,
     resolve_group,
 )
@@ -37,6 +37,7 @@ from weft.run.proposal import Proposal
 from weft.schedule import Schedule
 
 NAME = "all_gather_matmul"
+BESIDE = "the shape of x_shard beside gather_dim and K"
 
 
 @overload
@@ -145,10 +146,10 @@ def _run(
         gather_dim = check_dim("gather_dim", gather_dim, x_shard)
         x, inner = as_rows(x_shard, gather_dim)
         x = x.contiguous()
-        proposal = _propose(fabric, x, weights, inner, chosen, return_gathered, shard_rows)
         if outs is not None:
             _check_outs(outs, weights, x_shard)
-    except Error as error:
+        proposal = _propose(fabric, x, weights, inner, chosen, return_gathered, shard_rows, outs)
+    except Exception as error:
         refuse(fabric, NAME, error)
         raise
     inputs = {"x": x, **{f"w{i}": weight for i, weight in enumerate(weights)}}
@@ -158,7 +159,7 @@ def _run(
         made: Tensors = {}
         for i, weight in enumerate(weights):
             shape = (operation.m, weight.shape[1])
-            made[f"y{i}"] = x.new_empty(shape) if outs is None else fit(outs[i], shape)
+            made[f"y{i}"] = x.new_empty(shape) if outs is None else outs[i]
         if operation.gathered:
             made["gathered"] = x.new_empty(operation.m, operation.k)
         return made
@@ -174,37 +175,43 @@ def _propose(
     fabric: HostFabric,
     x: torch.Tensor,
     weights: list[torch.Tensor],
-    inner: int,
+    inner: tuple[int, ...],
     schedule: Schedule,
     gathered: bool,
     shard_rows: Sequence[int] | None,
+    outs: list[torch.Tensor] | None,
 ) -> Proposal:
-    declared = None if shard_rows is None else tuple(int(n) * inner for n in shard_rows)
+    rows_of_one = num_rows(inner)
+    declared = None if shard_rows is None else tuple(int(n) * rows_of_one for n in shard_rows)
     if declared is not None:
         check_group_rank("shard_rows", declared, fabric.world, fabric.rank, x.shape[0])
     columns = tuple(w.shape[1] for w in weights)
-    return _proposal(x.shape[0], columns, x.shape[1], x.dtype, schedule, gathered, declared)
+    out_rows = None if outs is None else tuple(out.shape[0] for out in outs)
+    sizes = (x.shape[0], columns, out_rows)
+    return _proposal(sizes, x.shape[1], x.dtype, schedule, gathered, inner, declared)
 
 
 @lru_cache(maxsize=4096)
 def _proposal(
-    rows: int,
-    columns: tuple[int, ...],
+    sizes: tuple[int, tuple[int, ...], tuple[int, ...] | None],
     k: int,
     dtype: torch.dtype,
     schedule: Schedule,
     gathered: bool,
+    inner: tuple[int, ...],
     declared: tuple[int, ...] | None,
 ) -> Proposal:
+    rows, columns, out_rows = sizes
     same = (
         ("K", k),
         ("dtype", dtype_name(dtype)),
         ("the number of w", len(columns)),
         ("the schedule", str(schedule)),
         ("return_gathered", gathered),
+        (BESIDE, inner),
         ("shard_rows", declared),
     )
-    return Proposal(NAME, same, (("rows", rows), ("columns", columns)))
+    return Proposal(NAME, same, (("rows", rows), ("columns", columns), ("out", out_rows))).checked()
 
 
 def _combine(proposals: Sequence[Proposal]) -> AllGatherMatmul:
@@ -214,10 +221,18 @@ def _combine(proposals: Sequence[Proposal]) -> AllGatherMatmul:
     rows = tuple(o["rows"] for o in own)
     columns = tuple(tuple(o["columns"]) for o in own)
     if same["shard_rows"] is None:
-        _check_split("rows of x_shard", rows, "; if this is meant, say so with shard_rows=[...]")
+        inner = num_rows(same[BESIDE])
+        sizes = tuple(n // inner for n in rows)
+        _check_split("rows of x_shard", sizes, "; if this is meant, say so with shard_rows=[...]")
     for i in range(same["the number of w"]):
         name = "w" if same["the number of w"] == 1 else f"w[{i}]"
         _check_split(f"columns of {name}", tuple(c[i] for c in columns), "")
+    for rank, o in enumerate(own):
+        for out_rows in o["out"] or ():
+            if out_rows != sum(rows):
+                raise Mismatch(
+                    f"out on rank {rank} has {out_rows} rows, but the result has {sum(rows)}"
+                )
     return AllGatherMatmul(rows, columns, same["K"], same["dtype"], same["return_gathered"])
 
 
@@ -232,8 +247,9 @@ def _check_outs(
 ) -> None:
     if len(outs) != len(weights):
         raise Unsupported(f"out has {len(outs)} tensors for {len(weights)} w; give one for each")
-    for i, out in enumerate(outs):
-        check_out("out" if len(outs) == 1 else f"out[{i}]", out, x_shard, weights)
+    for i, (out, weight) in enumerate(zip(outs, weights, strict=True)):
+        name = "out" if len(outs) == 1 else f"out[{i}]"
+        check_out(name, out, x_shard, weights, weight.shape[1])
 
 
 def _kernel(

@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 
 from weft import fabric as fabrics
-from weft.errors import Error
 from weft.ops import gather_contract as _gather_contract  # noqa: F401 - its operator is used
 from weft.ops.common import (
     as_rows,
@@ -23,6 +22,7 @@ from weft.ops.common import (
     dtype_name,
     group_name,
     match_splits,
+    num_rows,
     resized,
     resolve_group,
 )
@@ -101,19 +101,21 @@ def _run(
         chosen, why = choose(fabric, schedule)
         check_operands("x", x, [w])
         rows, inner = as_rows(x, 0)
-        sent = check_splits("in_splits", in_splits, fabric.world, rows.shape[0], inner)
-        taken = check_splits("out_splits", out_splits, fabric.world, -1, inner)
+        one = num_rows(inner)
+        sent = check_splits("in_splits", in_splits, fabric.world, rows.shape[0], one)
+        taken = check_splits("out_splits", out_splits, fabric.world, -1, one)
         m, n = sum(taken), w.shape[1]
         if out is not None:
-            check_out("out", out, x, [w], (m, n))
+            check_out("out", out, x, [w], n, m)
         same = (
             ("K", rows.shape[1]),
             ("dtype", dtype_name(x.dtype)),
             ("the schedule", str(chosen)),
+            ("the shape of x beside its rows and K", inner),
             ("return_gathered", return_gathered),
         )
-        proposal = Proposal(NAME, same, (("columns", n), ("splits", (sent, taken))))
-    except Error as error:
+        proposal = Proposal(NAME, same, (("columns", n), ("splits", (sent, taken)))).checked()
+    except Exception as error:
         refuse(fabric, NAME, error)
         raise
 
@@ -188,7 +190,9 @@ def _backward(ctx: Any, received: torch.Tensor, dy: torch.Tensor) -> tuple[Any, 
         left, right, ctx.out_splits, ctx.in_splits, ctx.group, schedule=ctx.schedule
     )
     rows, inner = as_rows(x, 0)
-    sent, taken = ([n * inner for n in splits] for splits in (ctx.in_splits, ctx.out_splits))
+    sent, taken = (
+        [n * num_rows(inner) for n in splits] for splits in (ctx.in_splits, ctx.out_splits)
+    )
     (dw,) = torch.ops.weft.gather_contract(
         rows, [as_rows(dy, 0)[0]], sent, taken, ctx.group, schedule=ctx.schedule
     )

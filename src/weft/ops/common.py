@@ -55,6 +55,10 @@ def choose(fabric: HostFabric, schedule: str | Schedule) -> tuple[Schedule, str]
     """The schedule of a call, and why it is this one."""
     if isinstance(schedule, Schedule):
         return schedule, "asked for"
+    if not isinstance(schedule, str):
+        raise Unsupported(
+            f"schedule must be a name or a weft.Schedule, not {type(schedule).__name__}"
+        )
     override = os.environ.get("WEFT_SCHEDULE")
     if override:
         return Schedule.parse(override), "WEFT_SCHEDULE is set"
@@ -147,37 +151,44 @@ def check_out(
     out: object,
     x: torch.Tensor,
     weights: Sequence[torch.Tensor],
-    shape: tuple[int, int] | None = None,
+    columns: int,
+    rows: int | None = None,
 ) -> None:
-    """That results of 2-D x can be put into out; the shape where it is known by now."""
-    tensor = check_tensor(name, out, (2,))
-    if differentiated([x, *weights]):
-        raise Unsupported(
-            "out= cannot be differentiated; leave it out, or call under torch.no_grad()"
-        )
+    """That a result with so many columns can be put into out; the rows where known by now."""
     if x.dim() != 2:
         raise Unsupported("out= takes 2-D inputs only; reshape them to [rows, K] first")
+    tensor = check_tensor(name, out, (2,))
     if tensor.dtype != x.dtype:
         raise Unsupported(
-            f"out is {dtype_name(tensor.dtype)}, but the result is {dtype_name(x.dtype)}"
+            f"{name} is {str(tensor.dtype).removeprefix('torch.')}, "
+            f"but the result is {dtype_name(x.dtype)}"
         )
-    if shape is not None:
-        fit(tensor, shape)
+    if differentiated([x, *weights, tensor]):
+        raise Unsupported(
+            f"{name} cannot be differentiated; leave it out, or call under torch.no_grad()"
+        )
+    for size, what, wanted in (
+        (tensor.shape[0], "rows", rows),
+        (tensor.shape[1], "columns", columns),
+    ):
+        if wanted is not None and size != wanted:
+            raise Unsupported(f"{name} has {size} {what}, but the result has {wanted}")
 
 
-def fit(out: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
-    if tuple(out.shape) != shape:
-        raise Unsupported(f"out must be {list(shape)}, not {list(out.shape)}")
-    return out
+def num_rows(inner: Sequence[int]) -> int:
+    """How many rows one index of a dimension has, by the sizes beside it (see `as_rows`)."""
+    return math.prod(inner) or 1
 
 
-def as_rows(x: torch.Tensor, dim: int) -> tuple[torch.Tensor, int]:
-    """x as a matrix whose rows follow a dimension, and how many rows one index of it has."""
+def as_rows(x: torch.Tensor, dim: int) -> tuple[torch.Tensor, tuple[int, ...]]:
+    """x as a matrix whose rows follow a dimension, and the sizes that one index of it has."""
     if x.dim() == 2:
-        return x, 1
+        return x, ()
     moved = x.movedim(dim, 0)
-    inner = math.prod(moved.shape[1:-1])
-    return moved.reshape(moved.shape[0] * inner, x.shape[-1]), inner
+    inner = tuple(moved.shape[1:-1])
+    if 0 in inner:  # nothing is there but the size of the dimension
+        return x.new_zeros(moved.shape[0], x.shape[-1]), inner
+    return moved.reshape(moved.shape[0] * math.prod(inner), x.shape[-1]), inner
 
 
 def as_shaped(result: torch.Tensor, x: torch.Tensor, dim: int) -> torch.Tensor:
@@ -185,8 +196,11 @@ def as_shaped(result: torch.Tensor, x: torch.Tensor, dim: int) -> torch.Tensor:
     if x.dim() == 2:
         return result
     inner = list(x.movedim(dim, 0).shape[1:-1])
-    rows = result.shape[0] // max(math.prod(inner), 1)
-    return result.view(rows, *inner, result.shape[1]).movedim(0, dim)
+    if 0 in inner:
+        shaped = result.new_empty(result.shape[0], *inner, result.shape[1])
+    else:
+        shaped = result.view(result.shape[0] // math.prod(inner), *inner, result.shape[1])
+    return shaped.movedim(0, dim)
 
 
 def resized(x: torch.Tensor, dim: int, size: int, columns: int) -> torch.Tensor:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 
 from weft import fabric as fabrics
-from weft.errors import Error, Mismatch, Unsupported
+from weft.errors import Mismatch, Unsupported
 from weft.ops.common import check_splits, choose, define, dtype_name, match_splits, resolve_group
 from weft.plan.gather_contract import GatherContract
 from weft.plan.tasks import Plannable
@@ -40,7 +40,7 @@ def _kernel(
         chosen, why = choose(fabric, schedule)
         chosen = _possible(chosen)
         proposal = _propose(fabric.world, a, ds, in_splits, out_splits, chosen)
-    except Error as error:
+    except Exception as error:
         refuse(fabric, NAME, error)
         raise
     inputs = {"x": a.contiguous(), **{f"d{i}": d for i, d in enumerate(ds)}}
@@ -88,7 +88,7 @@ def _propose(
     )
     columns = tuple(d.shape[1] for d in ds)
     own = (("rows", a.shape[0]), ("gathered", rows), ("columns", columns), ("splits", splits))
-    return Proposal(NAME, same, own)
+    return Proposal(NAME, same, own).checked()
 
 
 def _combine(proposals: Sequence[Proposal]) -> GatherContract:

@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 
 from weft import fabric as fabrics
-from weft.errors import Error
 from weft.ops.common import (
     as_rows,
     as_shaped,
@@ -22,6 +21,7 @@ from weft.ops.common import (
     dtype_name,
     group_name,
     match_splits,
+    num_rows,
     resized,
     resolve_group,
 )
@@ -91,17 +91,23 @@ def _run(
         chosen, why = choose(fabric, schedule)
         check_operands("x", x, [w])
         rows, inner = as_rows(x, 0)
+        one = num_rows(inner)
         made, n = rows.shape[0], w.shape[1]
-        sent = check_splits("in_splits", in_splits, fabric.world, made, inner)
-        taken = check_splits("out_splits", out_splits, fabric.world, -1, inner)
+        sent = check_splits("in_splits", in_splits, fabric.world, made, one)
+        taken = check_splits("out_splits", out_splits, fabric.world, -1, one)
         shape = (sum(taken), n)
         if out is not None:
-            check_out("out", out, x, [w], shape)
-        same = (("N", n), ("dtype", dtype_name(x.dtype)), ("the schedule", str(chosen)))
-        proposal = Proposal(NAME, same, (("K", rows.shape[1]), ("splits", (sent, taken))))
+            check_out("out", out, x, [w], n, shape[0])
+        same = (
+            ("N", n),
+            ("dtype", dtype_name(x.dtype)),
+            ("the schedule", str(chosen)),
+            ("the shape of x beside its rows and K", inner),
+        )
+        proposal = Proposal(NAME, same, (("K", rows.shape[1]), ("splits", (sent, taken)))).checked()
         dtype = dtype_name(x.dtype)
         spaces = shared_bytes(chosen, fabric.world, made, sum(taken), n, dtype, False)
-    except Error as error:
+    except Exception as error:
         refuse(fabric, NAME, error)
         raise
 

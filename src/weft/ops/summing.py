@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from weft import fabric as fabrics
-from weft.errors import Error, Mismatch, Unsupported
+from weft.errors import Mismatch, Unsupported
 from weft.operation import split
 from weft.ops.common import (
     as_rows,
@@ -19,6 +19,7 @@ from weft.ops.common import (
     check_out,
     choose,
     dtype_name,
+    num_rows,
 )
 from weft.plan.matmul_all_reduce import MatmulAllReduce
 from weft.plan.matmul_reduce_scatter import MatmulReduceScatter
@@ -52,21 +53,22 @@ def summed(
         if reduce_op not in ("sum", "avg"):
             raise Unsupported(f"reduce_op must be 'sum' or 'avg', not {reduce_op!r}")
         rows, inner = as_rows(x, dim)
+        one = num_rows(inner)
         m, n = rows.shape[0], w.shape[1]
         if own_rows is None:
-            own = split(x.shape[dim], fabric.world)[fabric.rank] * inner
+            own = split(x.shape[dim], fabric.world)[fabric.rank] * one
         elif 0 <= own_rows <= x.shape[dim]:
-            own = own_rows * inner
+            own = own_rows * one
         else:
             raise Unsupported(f"own_rows must be from 0 to {x.shape[dim]}, not {own_rows}")
         shape = (m if everywhere else own, n)
         if out is not None:
-            check_out("out", out, x, [w], shape)
-        proposal = _proposal(name, m, n, rows.shape[1], own, x.dtype, chosen, reduce_op)
+            check_out("out", out, x, [w], n, shape[0])
+        proposal = _proposal(name, m, n, rows.shape[1], own, x.dtype, chosen, reduce_op, inner)
         spaces = shared_bytes(chosen, fabric.world, m, own, n, dtype_name(x.dtype), True)
         if everywhere:
             spaces["reduced"] = own * n * x.dtype.itemsize
-    except Error as error:
+    except Exception as error:
         refuse(fabric, name, error)
         raise
 
@@ -90,6 +92,7 @@ def _proposal(
     dtype: torch.dtype,
     schedule: Schedule,
     reduce_op: str,
+    inner: tuple[int, ...],
 ) -> Proposal:
     same = (
         ("M", m),
@@ -97,8 +100,9 @@ def _proposal(
         ("dtype", dtype_name(dtype)),
         ("the schedule", str(schedule)),
         ("reduce_op", reduce_op),
+        ("the shape of x beside scatter_dim and K", inner),
     )
-    return Proposal(name, same, (("rows", own), ("K", k)))
+    return Proposal(name, same, (("rows", own), ("K", k))).checked()
 
 
 def _combine(proposals: Sequence[Proposal]) -> MatmulReduceScatter:

@@ -97,7 +97,7 @@ class GatherContract:
                 _check(self, contents, rank, index, n)
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=64)
 def lower(operation: GatherContract, schedule: Schedule) -> Plan:
     """The plan of all ranks for a schedule; refuses what cannot be, with the reason."""
     refuse_impossible(schedule, operation.refuses(schedule))

@@ -71,7 +71,7 @@ def default_depth(operation: Gathering, schedule: Schedule) -> int:
     return max(operation.world, min(32, most // 16))
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=64)
 def lower(operation: Gathering, schedule: Schedule) -> Plan:
     """The plan of all ranks for a schedule; refuses what cannot be, with the reason."""
     refuse_impossible(schedule)

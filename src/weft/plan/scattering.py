@@ -84,7 +84,7 @@ def shared_bytes(
     return {"inbox": owned * row * (world - 1 if summed else 1)}
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=64)
 def lower(operation: Scattering, schedule: Schedule) -> Plan:
     """The plan of all ranks for a schedule; refuses what cannot be, with the reason."""
     refuse_impossible(schedule)

@@ -16,6 +16,7 @@ import torch
 
 from weft.errors import Error, Unsupported
 from weft.fabric import HostFabric
+from weft.fabric.host import OK, Shared
 from weft.plan.tasks import Plan, Plannable
 from weft.plan.verify import verify
 from weft.run import record
@@ -23,6 +24,8 @@ from weft.run.executor import Runner
 from weft.run.proposal import Proposal, check_same
 from weft.schedule import Schedule
 from weft.timeline import Timeline
+
+MAX_RUNNERS = 512
 
 Tensors = dict[str, torch.Tensor]
 Combine = Callable[[Sequence[Proposal]], Plannable]
@@ -67,10 +70,8 @@ def carry_out(
         started = time.perf_counter()
         call = fabric.next_call()
         try:
-            placed, space = [], {}
-            if fabric.world > 1:
-                placed = [fabric.share(inputs[name]) for name in shared]
-                space = {n: fabric.shared_workspace(n, size) for n, size in workspaces.items()}
+            exposed = [inputs[name] for name in shared]
+            placed, space = _place(fabric, call, proposal, exposed, workspaces)
             offsets = [offset for offset, _ in placed] + [s.offset for s in space.values()]
             slots = [*shared, *space]
             memory = {name: s.memory for name, s in space.items()}
@@ -85,7 +86,9 @@ def carry_out(
                 if timeline is not None:
                     break
                 runner = _agree(fabric, call, proposal, schedule, combine, slots)
-            fabric.native.done(call)
+            outcome = fabric.native.done(call)
+            if outcome[0] != OK:
+                raise fabric.failure(outcome, runner.label, "its end")
             if placed and any(in_place for _, in_place in placed):
                 # The caller may write its symmetric input as soon as the call returns.
                 deadline = fabric.deadline_ns()
@@ -94,11 +97,11 @@ def carry_out(
                     runner.label,
                     "peers to finish reading this rank's symmetric memory",
                 )
-        except Error:
-            fabric.native.done(call)
-            raise
         except BaseException as error:
-            fabric.give_up(Error(f"rank {fabric.rank} was interrupted by {type(error).__name__}"))
+            if not isinstance(error, Error):
+                said = f"rank {fabric.rank} was interrupted by {type(error).__name__}"
+                fabric.give_up(Error(said))
+            fabric.native.done(call)
             raise
         if record.active is not None:
             record.active.timelines.append(timeline)
@@ -106,19 +109,42 @@ def carry_out(
         return results
 
 
-def refuse(fabric: HostFabric, operation: str, error: Error) -> None:
+def refuse(fabric: HostFabric, operation: str, error: Exception) -> None:
     """Enters the call only to say why this rank cannot take part, so that every rank hears it."""
     with fabric.lock:
         if fabric.world == 1 or fabric.broken is not None:
             return
-        call = fabric.next_call()
-        proposal = Proposal(operation, error=str(error)[:1000])
-        fabric.native.enter(call, proposal.signature, [], proposal.blob)
-        deadline = fabric.deadline_ns()
-        fabric.wait(
-            lambda: fabric.native.agree(call, [], deadline), operation, "all ranks to enter"
-        )
-        fabric.native.done(call)
+        _say(fabric, fabric.next_call(), operation, error)
+
+
+def _place(
+    fabric: HostFabric,
+    call: int,
+    proposal: Proposal,
+    tensors: Sequence[torch.Tensor],
+    workspaces: Mapping[str, int],
+) -> tuple[list[tuple[int, bool]], dict[str, Shared]]:
+    """Puts tensors where peers can read them, and provides workspace that they may touch; where
+    that does not fit, every rank hears it."""
+    if fabric.world == 1:
+        return [], {}
+    try:
+        placed = [fabric.share(tensor) for tensor in tensors]
+        return placed, {n: fabric.shared_workspace(n, size) for n, size in workspaces.items()}
+    except Error as error:
+        _say(fabric, call, proposal.operation, error)
+        raise
+
+
+def _say(fabric: HostFabric, call: int, operation: str, error: Exception) -> None:
+    """Enters a call with an error in place of a proposal, and waits until all ranks can hear it."""
+    # Cut so that it always fits into a header: a character takes up to six bytes there.
+    said = str(error)[:600] or type(error).__name__
+    proposal = Proposal(operation, error=said)
+    fabric.native.enter(call, proposal.signature, [], proposal.blob)
+    deadline = fabric.deadline_ns()
+    fabric.wait(lambda: fabric.native.agree(call, [], deadline), operation, "all ranks to enter")
+    fabric.native.done(call)
 
 
 def _agree(
@@ -144,9 +170,18 @@ def _agree(
         plan = combine(proposals).lower(schedule)
         verify(plan)
         runner = Runner(plan, fabric, signatures, slots)
-        fabric.runners[signatures] = runner
-    fabric.runners[proposal.signature] = runner
+        _keep(fabric, signatures, runner)
+    _keep(fabric, proposal.signature, runner)
     return runner
+
+
+def _keep(fabric: HostFabric, key: object, runner: Runner) -> None:
+    """Remembers a runner; the oldest goes when there are too many (every batch size makes one)."""
+    runners = fabric.runners
+    runners.pop(key, None)
+    if len(runners) >= MAX_RUNNERS:
+        del runners[next(iter(runners))]
+    runners[key] = runner
 
 
 def check_tensor(name: str, tensor: object, dimensions: Sequence[int]) -> torch.Tensor:

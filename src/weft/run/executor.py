@@ -360,7 +360,12 @@ class _Run:
             ends = (region.rank, self.fabric.rank)
             if region in task.writes():
                 ends = ends[::-1]
-            self.native.hold(*ends, self.plan.num_bytes(region), start)
+            until = self.native.reserve(*ends, self.plan.num_bytes(region), start)
+            self.fabric.wait(
+                lambda u=until: self.native.hold(self.call, u, self.deadline),  # type: ignore[misc]
+                self.runner.label,
+                f"{region} to come through the link",
+            )
         if self.record:
             self.spans.append(self._span(task, COMPUTE, start, _native.now_ns()))
 
