@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,17 @@ from weft.timeline import Span, Timeline
 if TYPE_CHECKING:
     import torch
     import torch.distributed as dist
+
+    from weft import nn
+    from weft.nn import compile, symm_mem_compat
+
+
+def __getattr__(name: str) -> object:
+    """`weft.nn` and what comes from it are imported when first used: DTensor takes a while."""
+    if name not in ("nn", "compile", "symm_mem_compat"):
+        raise AttributeError(f"module 'weft' has no attribute {name!r}")
+    module = importlib.import_module("weft.nn")
+    return module if name == "nn" else getattr(module, name)
 
 
 def symmetric_empty(
@@ -70,11 +82,14 @@ __all__ = [
     "Unsupported",
     "all_gather_matmul",
     "all_to_all_matmul",
+    "compile",
     "configure",
     "explain",
     "matmul_all_reduce",
     "matmul_all_to_all",
     "matmul_reduce_scatter",
+    "nn",
     "record",
+    "symm_mem_compat",
     "symmetric_empty",
 ]

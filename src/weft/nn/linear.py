@@ -19,7 +19,8 @@ def gathered_linear(
     x: torch.Tensor, weights: list[torch.Tensor], dim: int, group: str, schedule: str
 ) -> tuple[torch.Tensor, ...]:
     """all_gather(x, dim) @ w.t() for every w [N, K]; the ranks hold shards of x along `dim`."""
-    results: tuple[torch.Tensor, ...] = _Gathered.apply(x, dim, group, schedule, *weights)
+    results: tuple[torch.Tensor, ...]
+    results = _Gathered.apply(x, dim, group, schedule, *weights)  # type: ignore[no-untyped-call]
     return results
 
 
@@ -27,13 +28,14 @@ def replicated_linear(
     x: torch.Tensor, weights: list[torch.Tensor], group: str, schedule: str
 ) -> tuple[torch.Tensor, ...]:
     """x @ w.t() for every w; all ranks hold the same x, so its gradient is summed over them."""
-    results: tuple[torch.Tensor, ...] = _Replicated.apply(x, group, schedule, *weights)
+    results: tuple[torch.Tensor, ...]
+    results = _Replicated.apply(x, group, schedule, *weights)  # type: ignore[no-untyped-call]
     return results
 
 
 def shared_bias(bias: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     """A bias that all ranks hold and each adds to its own rows: gradients are summed over ranks."""
-    result: torch.Tensor = _SharedBias.apply(bias, group)
+    result: torch.Tensor = _SharedBias.apply(bias, group)  # type: ignore[no-untyped-call]
     return result
 
 

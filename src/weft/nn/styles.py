@@ -1,8 +1,8 @@
 """Parallel styles for `parallelize_module`: torch's own plans, with overlapped linear layers.
 
-Parameters are sharded as torch's styles shard them (they stay DTensors), inputs and outputs have the
-same layouts and gradients the same values; only the collective and the product beside it become one
-operator:
+Parameters are sharded as torch's styles shard them (they stay DTensors), inputs and outputs have
+the same layouts and gradients the same values; only the collective and the product beside it become
+one operator:
 
     ColwiseParallel   input Shard(d)     all_gather_matmul      backward: matmul_reduce_scatter
                       input Replicate    a local product        backward: matmul_all_reduce
