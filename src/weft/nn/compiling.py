@@ -18,6 +18,7 @@ from torch.fx import Graph, GraphModule
 from weft.errors import Unsupported
 from weft.nn import gathering, reducing
 from weft.nn.report import Report
+from weft.nn.rewrite import sort
 
 BACKENDS = ("eager", "inductor")
 
@@ -42,6 +43,7 @@ def overlap_pass(module: GraphModule | Graph, schedule: str = "auto") -> Report:
     for node in list(graph.nodes):
         if node.target in gathering.COLLECTIVES:
             _replace_moving(graph, node, schedule, report)
+    sort(graph)
     graph.lint()
     if isinstance(module, GraphModule):
         module.recompile()
@@ -100,7 +102,7 @@ def compile(
 
 def _eager(schedule: str, reports: list[Report] | None) -> Any:
     from torch._dynamo.backends.common import aot_autograd
-    from torch._functorch.aot_autograd import make_boxed_func
+    from torch._functorch._aot_autograd.utils import make_boxed_func
 
     def compiler(module: GraphModule, inputs: Any) -> Any:
         report = overlap_pass(module, schedule)
@@ -112,7 +114,6 @@ def _eager(schedule: str, reports: list[Report] | None) -> Any:
 
 
 def _inductor(schedule: str, reports: list[Report] | None) -> Any:
-    from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx
     from torch._inductor.custom_graph_pass import CustomGraphPass
 
@@ -126,7 +127,8 @@ def _inductor(schedule: str, reports: list[Report] | None) -> Any:
             return None  # a graph from a cache would have no report
 
     def backend(module: GraphModule, inputs: Any) -> Any:
-        with config.patch(post_grad_custom_pre_pass=Pass(), fx_graph_cache=False):
-            return compile_fx(module, inputs)
+        # As an argument it also holds for the backward, which is compiled later.
+        patches = {"post_grad_custom_pre_pass": Pass(), "fx_graph_cache": False}
+        return compile_fx(module, inputs, config_patches=patches)
 
     return backend

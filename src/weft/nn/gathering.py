@@ -9,7 +9,7 @@ from torch.fx import Graph, Node
 
 from weft.nn.layout import Layout, Part
 from weft.nn.report import Match, NearMiss, Report
-from weft.nn.rewrite import call, cast, depends, group_of, item, settle, shaped
+from weft.nn.rewrite import call, cast, depends, group_of, item, prune, shaped
 from weft.nn.trace import PRODUCTS, aten, fixed, follow, value
 
 collectives = torch.ops._c10d_functional
@@ -107,9 +107,7 @@ def _replace(graph: Graph, node: Node, schedule: str, report: Report) -> str | N
         detail += f", with return_A: also used by {kept}"
     name = "all_gather_matmul" if gathers else "all_to_all_matmul"
     report.matches.append(Match(name, (node.name, *(p.node.name for p in alike)), detail))
-    for product in alike:
-        graph.erase_node(product.node)
-    settle(graph, wait, node)
+    prune(graph, *(product.node for product in alike), *layouts)
     return None
 
 

@@ -11,7 +11,7 @@ from torch.fx import Graph, Node
 
 from weft.nn.layout import Layout, Part, join
 from weft.nn.report import Match, NearMiss, Report
-from weft.nn.rewrite import call, cast, group_of, joined, settle, shaped
+from weft.nn.rewrite import call, cast, group_of, joined, prune, shaped
 from weft.nn.trace import aten, fixed, follow, moves, value
 
 collectives = torch.ops._c10d_functional
@@ -63,14 +63,14 @@ def _replace(graph: Graph, node: Node, schedule: str, report: Report) -> str | N
         else:
             made = _all_to_all(graph, node, found, a, b, group, schedule)
         if isinstance(made, str):
-            settle(graph)
+            prune(graph, a, b)
             return made
         name, result = made
         result = shaped(graph, result, list(value(waits[0]).shape))
         result = cast(graph, result, value(source).dtype)
     waits[0].replace_all_uses_with(result)
     names = (*(p.name for p in found.products), node.name)
-    settle(graph, waits[0], node)
+    prune(graph, waits[0])
     report.matches.append(Match(name, names))
     return None
 

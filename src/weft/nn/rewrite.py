@@ -79,19 +79,19 @@ def group_of(argument: object) -> tuple[str, str | None]:
     return argument, None
 
 
-def settle(graph: Graph, *gone: Node) -> None:
-    """Puts every node behind its inputs, and removes what nothing uses any more: `gone` too, the
-    waits and collectives that a graph would keep for their effects."""
-    _sort(graph)
-    graph.eliminate_dead_code()
-    for node in gone:
-        if not node.users:
-            graph.erase_node(node)
-    graph.eliminate_dead_code()
+def prune(graph: Graph, *nodes: Node) -> None:
+    """Removes nodes that nothing uses any more, and what was made for them alone."""
+    waiting = list(nodes)
+    while waiting:
+        node = waiting.pop()
+        if node.users or node.op != "call_function" or node.graph is not graph or node._erased:
+            continue
+        waiting.extend(node.all_input_nodes)
+        graph.erase_node(node)
 
 
-def _sort(graph: Graph) -> None:
-    """The order stays as it is, but where a node would stand before its inputs."""
+def sort(graph: Graph) -> None:
+    """Puts every node behind its inputs, and leaves the order otherwise as it is."""
     order: list[Node] = []
     placed: set[Node] = set()
     for first in list(graph.nodes):

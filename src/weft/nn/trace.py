@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -51,26 +50,17 @@ def follow(starts: dict[Node, Layout]) -> dict[Node, Layout]:
     """The layouts of all nodes that hold exactly the elements of the starts, moved around; sums of
     tensors with the same layout have it, too."""
     layouts = dict(starts)
-    waiting = _users(starts)
-    seen: set[Node] = set()
+    waiting = [user for start in starts for user in start.users]
     while waiting:
-        node = min(waiting)  # in the order of the graph, so that inputs come first
-        waiting.discard(node)
-        if node in seen:
-            continue
-        seen.add(node)
+        node = waiting.pop()
         if node.target in CHUNKING or (node.target is operator.getitem and _is_chunk(node)):
-            waiting |= set(node.users)
-            continue
-        layout = _moved(node, layouts)
-        if layout is not None and node not in layouts:
-            layouts[node] = layout
-            waiting |= set(node.users)
+            waiting.extend(node.users)
+        elif node not in layouts:
+            layout = _moved(node, layouts)
+            if layout is not None:
+                layouts[node] = layout
+                waiting.extend(node.users)
     return layouts
-
-
-def _users(nodes: Iterable[Node]) -> set[Node]:
-    return {user for node in nodes for user in node.users}
 
 
 def moves(node: Node) -> list[Node]:
