@@ -138,7 +138,7 @@ def _matmul_reduce_scatter(operation: MatmulReduceScatter, make: Maker) -> Arms:
 
     def plain() -> None:
         torch.mm(x, w, out=product)
-        dist.reduce_scatter(out, list(torch.split(product, operation.rows)))
+        dist.reduce_scatter(out, list(torch.split(product, list(operation.rows))))
 
     return Arms(
         lambda: torch.mm(x, w, out=product),
