@@ -9,7 +9,7 @@ from math import exp, log, log2
 
 from weft.machine import Machine, Saturation
 
-TRUST_DISTANCE = 4.0
+TRUST_DISTANCE = 3.0
 """Beyond so many doublings from all measured points the smooth curve says more than they do."""
 
 Axis = tuple[float, ...]
