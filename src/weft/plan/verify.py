@@ -141,16 +141,25 @@ def _check_moves(plan: Plan) -> None:
 
 
 def _overlaps(left: Sequence[Region], right: Sequence[Region]) -> Iterator[tuple[int, int]]:
-    """Pairs (i, j) of regions that share an element. Regions are sorted by row, so that a plan of
-    many small chunks is compared with neighbours only."""
-    order = sorted(range(len(right)), key=lambda j: right[j].row)
-    starts = [right[j].row for j in order]
-    tallest = max((region.rows for region in right), default=0)
-    for i, a in enumerate(left):
-        low = bisect_left(starts, a.row - tallest + 1)
-        high = bisect_left(starts, a.row + a.rows)
-        for j in order[low:high]:
-            b = right[j]
-            rows = a.row < b.row + b.rows and b.rows and a.rows
-            if rows and a.column < b.column + b.columns and b.column < a.column + a.columns:
-                yield i, j
+    """Pairs (i, j) of regions that share an element.
+
+    Sorted by row, a region is compared with its neighbours only. The few that are much taller than
+    the rest (a local shard among chunks) would make everything a neighbour, so they go apart.
+    """
+    heights = sorted(region.rows for region in right)
+    tall = 4 * heights[len(heights) // 2] if heights else 0
+    for members in (
+        [j for j, region in enumerate(right) if region.rows <= tall],
+        [j for j, region in enumerate(right) if region.rows > tall],
+    ):
+        members.sort(key=lambda j: right[j].row)
+        starts = [right[j].row for j in members]
+        tallest = max((right[j].rows for j in members), default=0)
+        for i, a in enumerate(left):
+            low = bisect_left(starts, a.row - tallest + 1)
+            high = bisect_left(starts, a.row + a.rows)
+            for j in members[low:high]:
+                b = right[j]
+                rows = a.rows and b.rows and a.row < b.row + b.rows
+                if rows and a.column < b.column + b.columns and b.column < a.column + a.columns:
+                    yield i, j
