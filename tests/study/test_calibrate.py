@@ -21,12 +21,9 @@ from weft.study.calibrate import (
     FULL,
     QUICK,
     YARDSTICK,
-    Figures,
-    describe,
-    fit_saturation,
     keep,
-    to_toml,
 )
+from weft.study.describe import Figures, describe, fit_saturation, to_toml
 from weft.study.probes import Calls, Gemm, Paced, quartile
 
 
@@ -96,7 +93,7 @@ def test_a_description_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> 
 
 
 def test_every_number_says_its_source() -> None:
-    text = to_toml(describe(figures()), FULL)
+    text = to_toml(describe(figures()), "full")
     for line in text.splitlines():
         if " = " in line and not line.startswith(("title", "    {")):
             assert "#" in line, line

@@ -15,7 +15,8 @@ from weft.plan.all_gather_matmul import AllGatherMatmul
 from weft.schedule import Schedule
 from weft.simulate import run
 from weft.study import predict as predictions
-from weft.study.calibrate import QUICK, YARDSTICK, describe
+from weft.study.calibrate import QUICK, YARDSTICK
+from weft.study.describe import describe
 from weft.study.measure import Arm, LinkSpec, Measurement, measure
 from weft.study.predict import at_speed, fidelity_section, keep_results, on_link, predict, speed_of
 from weft.timeline import Timeline
