@@ -1,4 +1,4 @@
-"""`python docs/make_reference.py` writes docs/reference.md from the docstrings of all that is public.
+"""`python docs/make_reference.py` writes docs/reference.md from all public docstrings.
 
 A test holds the file to what this would write.
 """

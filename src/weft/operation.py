@@ -92,7 +92,7 @@ def _discover() -> None:
 
 def split(total: int, parts: int) -> tuple[int, ...]:
     """The sizes of `torch.tensor_split`: as even as can be, the larger ones first."""
-    base, rest = divmod(total, parts)
+    base, rest = total // parts, total % parts  # no divmod: sizes in graphs are symbols
     return tuple(base + (part < rest) for part in range(parts))
 
 

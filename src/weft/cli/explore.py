@@ -44,7 +44,11 @@ def register(app: typer.Typer) -> None:
 
 def explore(
     machine: Annotated[
-        str, typer.Option(help=f"One of {', '.join(names())}, or the path of a TOML file.")
+        str,
+        typer.Option(
+            help=f"One of {', '.join(names())}, cpu (this host, once calibrated), or the path of a "
+            "TOML file."
+        ),
     ] = "mi300x",
     op: Annotated[str, typer.Option(help="The operation.")] = "all_gather_matmul",
     m: Annotated[int | None, typer.Option("--m", help="M: rows of A over all ranks.")] = None,

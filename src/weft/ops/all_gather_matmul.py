@@ -249,7 +249,7 @@ def _check_outs(
         raise Unsupported(f"out has {len(outs)} tensors for {len(weights)} w; give one for each")
     for i, (out, weight) in enumerate(zip(outs, weights, strict=True)):
         name = "out" if len(outs) == 1 else f"out[{i}]"
-        check_out(name, out, x_shard, weights, weight.shape[1])
+        check_out(name, out, x_shard, weights, weight.shape[1], x_name="x_shard")
 
 
 def _kernel(
@@ -261,13 +261,12 @@ def _kernel(
     return_A: bool = False,  # noqa: N803 - the name in torch.ops.symm_mem
     schedule: str = "auto",
     shard_rows: Sequence[int] | None = None,
-) -> tuple[torch.Tensor, list[torch.Tensor]]:
+) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
     gathered, ys = _run(
         a_shard, list(bs), gather_dim, resolve_group(group), return_A, schedule, shard_rows, None
     )
     # A graph needs every result in the layout that the fake kernel promised.
-    nothing = a_shard.new_empty(0)
-    return nothing if gathered is None else gathered.contiguous(), [y.contiguous() for y in ys]
+    return None if gathered is None else gathered.contiguous(), [y.contiguous() for y in ys]
 
 
 def _fake(
@@ -279,15 +278,13 @@ def _fake(
     return_A: bool = False,  # noqa: N803
     schedule: str = "auto",
     shard_rows: Sequence[int] | None = None,
-) -> tuple[torch.Tensor, list[torch.Tensor]]:
+) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
     rows = a_shard.shape[gather_dim] * dist.get_world_size(resolve_group(group))
     if shard_rows is not None:
         if min(shard_rows) < 0:
             raise Unsupported("a compiled graph must know shard_rows of every rank")
         rows = sum(shard_rows)
-    gathered = a_shard.new_empty(0)
-    if return_A:
-        gathered = resized(a_shard, gather_dim, rows, a_shard.shape[-1])
+    gathered = resized(a_shard, gather_dim, rows, a_shard.shape[-1]) if return_A else None
     return gathered, [resized(a_shard, gather_dim, rows, b.shape[1]) for b in bs]
 
 
@@ -296,15 +293,14 @@ def _setup_context(
 ) -> None:
     x, weights, ctx.gather_dim, ctx.group = inputs
     ctx.save_for_backward(x, *weights)
-    ctx.gathered = keyword_only_inputs["return_A"]
     ctx.schedule = keyword_only_inputs["schedule"]
 
 
-def _backward(ctx: Any, gathered: torch.Tensor, ys: list[torch.Tensor]) -> tuple[Any, ...]:
+def _backward(ctx: Any, gathered: torch.Tensor | None, ys: list[torch.Tensor]) -> tuple[Any, ...]:
     """dX = reduce_scatter(sum of dY_i @ W_i^T), dW_i = all_gather(X)^T @ dY_i."""
     x, *weights = ctx.saved_tensors
     left, right = list(ys), [w.t() for w in weights]
-    if ctx.gathered:
+    if gathered is not None:
         # The gathered x is a result, too: its gradient joins the sum as a product with 1.
         left.append(gathered)
         right.append(torch.eye(x.shape[-1], dtype=x.dtype))
@@ -326,7 +322,7 @@ def _backward(ctx: Any, gathered: torch.Tensor, ys: list[torch.Tensor]) -> tuple
 
 define(
     "all_gather_matmul(Tensor A_shard, Tensor[] Bs, int gather_dim, str group_name, *, "
-    'bool return_A=False, str schedule="auto", int[]? shard_rows=None) -> (Tensor, Tensor[])',
+    'bool return_A=False, str schedule="auto", int[]? shard_rows=None) -> (Tensor?, Tensor[])',
     _kernel,
     _fake,
     _backward,

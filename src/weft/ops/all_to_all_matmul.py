@@ -95,7 +95,7 @@ def _run(
     return_gathered: bool,
     schedule: str | Schedule,
     out: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor | None, torch.Tensor]:
     fabric = fabrics.of(group)
     try:
         chosen, why = choose(fabric, schedule)
@@ -127,7 +127,7 @@ def _run(
 
     inputs = {"x": rows.contiguous(), "w0": w}
     results = carry_out(fabric, proposal, chosen, why, inputs, ("x",), _combine, outputs)
-    received = as_shaped(results["gathered"], x, 0) if return_gathered else x.new_empty(0)
+    received = as_shaped(results["gathered"], x, 0) if return_gathered else None
     return received, as_shaped(results["y0"], x, 0)
 
 
@@ -149,7 +149,7 @@ def _kernel(
     *,
     return_A: bool = False,  # noqa: N803 - as in all_gather_matmul
     schedule: str = "auto",
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor | None, torch.Tensor]:
     found = resolve_group(group)
     return _run(a, b, in_splits, out_splits, found, return_A, schedule, None)
 
@@ -163,9 +163,9 @@ def _fake(
     *,
     return_A: bool = False,  # noqa: N803
     schedule: str = "auto",
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor | None, torch.Tensor]:
     rows = sum(out_splits)
-    received = resized(a, 0, rows, a.shape[-1]) if return_A else a.new_empty(0)
+    received = resized(a, 0, rows, a.shape[-1]) if return_A else None
     return received, resized(a, 0, rows, b.shape[1])
 
 
@@ -174,15 +174,14 @@ def _setup_context(
 ) -> None:
     x, w, ctx.in_splits, ctx.out_splits, ctx.group = inputs
     ctx.save_for_backward(x, w)
-    ctx.gathered = keyword_only_inputs["return_A"]
     ctx.schedule = keyword_only_inputs["schedule"]
 
 
-def _backward(ctx: Any, received: torch.Tensor, dy: torch.Tensor) -> tuple[Any, ...]:
+def _backward(ctx: Any, received: torch.Tensor | None, dy: torch.Tensor) -> tuple[Any, ...]:
     """dX = all_to_all(dY @ W^T) back to where the rows came from, dW = received(X)^T @ dY."""
     x, w = ctx.saved_tensors
     left, right = dy, w.t()
-    if ctx.gathered:
+    if received is not None:
         # The received rows are a result, too: their gradient joins as a product with 1.
         left = torch.cat([dy, received], -1)
         right = torch.cat([right, torch.eye(x.shape[-1], dtype=x.dtype)])
@@ -201,7 +200,7 @@ def _backward(ctx: Any, received: torch.Tensor, dy: torch.Tensor) -> tuple[Any, 
 
 define(
     "all_to_all_matmul(Tensor A, Tensor B, int[] in_splits, int[] out_splits, str group_name, *, "
-    'bool return_A=False, str schedule="auto") -> (Tensor, Tensor)',
+    'bool return_A=False, str schedule="auto") -> (Tensor?, Tensor)',
     _kernel,
     _fake,
     _backward,

@@ -153,10 +153,11 @@ def check_out(
     weights: Sequence[torch.Tensor],
     columns: int,
     rows: int | None = None,
+    x_name: str = "x",
 ) -> None:
     """That a result with so many columns can be put into out; the rows where known by now."""
     if x.dim() != 2:
-        raise Unsupported("out= takes 2-D inputs only; reshape them to [rows, K] first")
+        raise Unsupported(f"out= takes 2-D {x_name} only; reshape it to [rows, K] first")
     tensor = check_tensor(name, out, (2,))
     if tensor.dtype != x.dtype:
         raise Unsupported(
@@ -165,7 +166,8 @@ def check_out(
         )
     if differentiated([x, *weights, tensor]):
         raise Unsupported(
-            f"{name} cannot be differentiated; leave it out, or call under torch.no_grad()"
+            f"{name} or an input requires grad, and out= has no backward; "
+            "leave it out, or call under torch.no_grad()"
         )
     for size, what, wanted in (
         (tensor.shape[0], "rows", rows),

@@ -9,19 +9,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 
-import numpy as np
-import numpy.typing as npt
-
-from weft.errors import InvalidPlan
+from weft.errors import InvalidPlan, Unsupported
 from weft.plan.order import ancestors, predecessors, topological
 from weft.plan.tasks import AnyTask, Copy, Matmul, Permute, Plan, Reduce, Region
 from weft.plan.trace import trace
 
+MAX_TASKS = 30_000
+"""Which tasks come before which is kept as a square of bits: beyond this it takes seconds."""
+
 
 def verify(plan: Plan) -> None:
     """Returns if the plan is right; raises `InvalidPlan` with the reason if it is not."""
+    if len(plan.tasks) > MAX_TASKS:
+        raise Unsupported(
+            f"{plan.schedule} cuts too fine: it makes {len(plan.tasks)} tasks, and a plan may have "
+            f"{MAX_TASKS}; use a smaller depth"
+        )
     _check_shapes(plan)
     _check_workspace(plan)
     before = predecessors(plan)
@@ -140,15 +146,26 @@ def _check_moves(plan: Plan) -> None:
                 )
 
 
-def _overlaps(left: Sequence[Region], right: Sequence[Region]) -> npt.NDArray[np.intp]:
-    """Pairs (i, j) of regions that share an element."""
-    a, b = _boxes(left), _boxes(right)
-    rows = (a[:, None, 0] < b[None, :, 1]) & (b[None, :, 0] < a[:, None, 1])
-    columns = (a[:, None, 2] < b[None, :, 3]) & (b[None, :, 2] < a[:, None, 3])
-    return np.argwhere(rows & columns)
+def _overlaps(left: Sequence[Region], right: Sequence[Region]) -> Iterator[tuple[int, int]]:
+    """Pairs (i, j) of regions that share an element.
 
-
-def _boxes(regions: Sequence[Region]) -> npt.NDArray[np.int64]:
-    return np.array(
-        [(r.row, r.row + r.rows, r.column, r.column + r.columns) for r in regions], dtype=np.int64
-    ).reshape(-1, 4)
+    Sorted by row, a region is compared with its neighbours only. The few that are much taller than
+    the rest (a local shard among chunks) would make everything a neighbour, so they go apart.
+    """
+    heights = sorted(region.rows for region in right)
+    tall = 4 * heights[len(heights) // 2] if heights else 0
+    for members in (
+        [j for j, region in enumerate(right) if region.rows <= tall],
+        [j for j, region in enumerate(right) if region.rows > tall],
+    ):
+        members.sort(key=lambda j: right[j].row)
+        starts = [right[j].row for j in members]
+        tallest = max((right[j].rows for j in members), default=0)
+        for i, a in enumerate(left):
+            low = bisect_left(starts, a.row - tallest + 1)
+            high = bisect_left(starts, a.row + a.rows)
+            for j in members[low:high]:
+                b = right[j]
+                rows = a.rows and b.rows and a.row < b.row + b.rows
+                if rows and a.column < b.column + b.columns and b.column < a.column + a.columns:
+                    yield i, j

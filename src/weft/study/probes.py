@@ -2,12 +2,13 @@
 rank by itself would see a machine that no schedule ever has to itself.
 
 What a thread does by itself is timed by the time that it had a core, so that other processes which
-take the core away do not count. Every probe takes many samples in turns and gives the lower
-quartile: what the machine does undisturbed, without betting on the single luckiest sample.
+take the core away do not count. Probes take many samples in turns and give the lower quartile: what
+the machine does undisturbed, without betting on the single luckiest sample.
 """
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -22,12 +23,11 @@ from weft.plan.adaptive import largest_run, merged
 from weft.plan.all_gather_matmul import AllGatherMatmul
 from weft.plan.tasks import Matmul
 from weft.schedule import Schedule
-from weft.study.measure import timed
 
 POOL = 8 << 20
 """Bytes that copies walk over: more than a core's own cache, as the shards of a real call are."""
 AWAY = 2e-4
-"""A thread that does nothing but look at the clock has lost its core if it sees this much pass."""
+"""A thread that does nothing but look at clocks has lost its core if it sees this much pass."""
 WARM = 1e-3
 """A GEMM is repeated until a sample takes this long: chunks of one call find W in the cache."""
 
@@ -46,15 +46,19 @@ def quartile(samples: Sequence[float]) -> float:
     return sorted(samples)[(len(samples) - 1) // 4]
 
 
-def everywhere(seconds: float) -> float:
-    """The mean over all ranks; collective."""
+def everywhere(fabric: HostFabric, seconds: float) -> float:
+    """The mean over all ranks of the group; collective."""
     value = torch.tensor(seconds, dtype=torch.float64)
-    dist.all_reduce(value)
-    return value.item() / dist.get_world_size()
+    dist.all_reduce(value, group=fabric.group)
+    return value.item() / fabric.world
 
 
 def gemm_seconds(
-    points: Sequence[Gemm], rounds: int, budget: float, report: Callable[[float], None]
+    fabric: HostFabric,
+    points: Sequence[Gemm],
+    rounds: int,
+    budget: float,
+    report: Callable[[float], None],
 ) -> dict[Gemm, float]:
     """Seconds of every GEMM with all ranks at work; the points take turns.
 
@@ -66,15 +70,16 @@ def gemm_seconds(
     start = time.perf_counter()
     for number in range(rounds):
         spent = torch.tensor(time.perf_counter() - start, dtype=torch.float64)
-        dist.all_reduce(spent, dist.ReduceOp.MAX)
+        dist.all_reduce(spent, dist.ReduceOp.MAX, group=fabric.group)
         if number >= 2 and spent.item() * (number + 1) / number > budget:
             break
         for point, run in runs.items():
             samples[point].append(_mean(run, repeats[point]))
         report((number + 1) / rounds)
-    own = torch.tensor([quartile(samples[point]) for point in points], dtype=torch.float64)
-    dist.all_reduce(own)
-    return dict(zip(points, (own / dist.get_world_size()).tolist(), strict=True))
+    # One thread by itself has no lucky samples: the least is what the machine does undisturbed.
+    own = torch.tensor([min(samples[point]) for point in points], dtype=torch.float64)
+    dist.all_reduce(own, group=fabric.group)
+    return dict(zip(points, (own / fabric.world).tolist(), strict=True))
 
 
 def _multiplication(point: Gemm) -> Callable[[], object]:
@@ -131,7 +136,7 @@ class Pull:
             there = (fabric.rank, 0, offset, pitch)
             program.add(self.peer, number, holds_core, here, there, rows, row, [], number, [])
         call, deadline = fabric.next_call(), fabric.deadline_ns()
-        dist.barrier()
+        dist.barrier(group=fabric.group)
         native.enter(call, 0, [native.offset_of(self.source.data_ptr())], b"")
         fabric.wait(lambda: native.agree(call, [], deadline), "calibrate", "the ranks")
         pointers = [self.target.data_ptr(), self.source.data_ptr()]
@@ -149,7 +154,9 @@ class Pull:
 def copy_seconds(pull: Pull, size: int, rounds: int, row_bytes: int | None = None) -> float:
     """Seconds of a core for one copy on an engine at memory speed."""
     count = 8
-    return everywhere(quartile([pull(size, count, row_bytes)[1] / count for _ in range(rounds)]))
+    return everywhere(
+        pull.fabric, quartile([pull(size, count, row_bytes)[1] / count for _ in range(rounds)])
+    )
 
 
 def queued_seconds(pull: Pull, rounds: int) -> float:
@@ -158,7 +165,7 @@ def queued_seconds(pull: Pull, rounds: int) -> float:
     for _ in range(rounds):
         spans, _ = pull(4096, 16)
         gaps += [after[0] - before[1] for before, after in pairwise(spans)]
-    return everywhere(quartile(gaps))
+    return everywhere(pull.fabric, quartile(gaps))
 
 
 class Paced(NamedTuple):
@@ -189,28 +196,29 @@ def paced_copies(fabric: HostFabric, turn: float, rounds: int) -> Paced:
             )
     finally:
         fabric.set_link(before)
-    typical = quartile(stretches) if stretches else 0.0
-    return Paced(max(0.0, everywhere(quartile(naps))), everywhere(typical))
+    typical = statistics.median(stretches) if stretches else 0.0
+    return Paced(max(0.0, everywhere(fabric, quartile(naps))), everywhere(fabric, typical))
 
 
 def _stretches(seconds: float) -> list[float]:
-    """For how long this thread was without its core, each time, in the next so many seconds."""
-    away: list[float] = []
-    last = start = time.perf_counter()
-    while last < start + seconds:
-        now = time.perf_counter()
-        if now - last > AWAY:
-            away.append(now - last)
-        last = now
-    return away
+    """For how long an engine of this process had this thread's core, each time, in the next so many
+    seconds; what other processes took does not count."""
+    stretches: list[float] = []
+    until, last = time.perf_counter() + seconds, 0.0
+    while time.perf_counter() < until:
+        theirs = time.process_time() - time.thread_time()
+        if last and theirs - last > AWAY:
+            stretches.append(theirs - last)
+        last = theirs
+    return stretches
 
 
-def permute_seconds(size: int, rounds: int) -> float:
+def permute_seconds(fabric: HostFabric, size: int, rounds: int) -> float:
     """Seconds of moving a region within the rank, its source just written."""
     source, target = torch.ones(size // 4), torch.empty(size // 4)
     run = lambda: target.copy_(source)  # noqa: E731
     repeat = _repeats(run)
-    return everywhere(quartile([_mean(run, repeat) for _ in range(rounds)]))
+    return everywhere(fabric, quartile([_mean(run, repeat) for _ in range(rounds)]))
 
 
 def signal_seconds(fabric: HostFabric, rounds: int) -> float:
@@ -220,7 +228,7 @@ def signal_seconds(fabric: HostFabric, rounds: int) -> float:
     native, program, samples = fabric.native, _native.Program(), []
     for _ in range(rounds):
         call = fabric.next_call()
-        dist.barrier()
+        dist.barrier(group=fabric.group)
         native.enter(call, 0, [], b"")
         flight = native.launch(program, call, fabric.deadline_ns(), [], [], False)
         if fabric.rank == 0:
@@ -235,7 +243,7 @@ def signal_seconds(fabric: HostFabric, rounds: int) -> float:
             native.signal(call, 1, [])
         native.done(call)
     own = torch.tensor(quartile(samples) if samples else 0.0, dtype=torch.float64)
-    dist.broadcast(own, 0)
+    dist.broadcast(own, dist.get_global_rank(fabric.group, 0), group=fabric.group)
     return own.item()
 
 
@@ -251,7 +259,7 @@ def decision_seconds(fabric: HostFabric, rounds: int) -> float:
         fabric.native.reached(fabric.call, counters)
         merged(largest_run(loose[::2]))
 
-    return everywhere(quartile([_mean(decide, 20) for _ in range(rounds)]))
+    return everywhere(fabric, quartile([_mean(decide, 20) for _ in range(rounds)]))
 
 
 class Calls(NamedTuple):
@@ -276,13 +284,16 @@ def call_seconds(fabric: HostFabric, rounds: int) -> Calls:
         fabric.set_link(Link())
         for number in range(-2, rounds):
             for name in names:
-                seconds = timed(lambda n=name: all_gather_matmul(x, w, schedule=n, out=out))  # type: ignore[misc]
+                dist.barrier(group=fabric.group)
+                start = time.perf_counter()
+                all_gather_matmul(x, w, schedule=name, out=out, group=fabric.group)
+                seconds = time.perf_counter() - start
                 if number >= 0:
                     samples[name].append(seconds)
     finally:
         fabric.set_link(before)
-    short, long, serial = (everywhere(quartile(samples[name])) for name in names)
-    tiny = everywhere(_mean(lambda: torch.mm(x, w, out=out[:many]), 50))
+    short, long, serial = (everywhere(fabric, quartile(samples[name])) for name in names)
+    tiny = everywhere(fabric, _mean(lambda: torch.mm(x, w, out=out[:many]), 50))
     tasks = max(fabric.world - 1, 1)
     task = max(0.0, (long - short) / ((many - few) * tasks) - tiny)
     call = max(0.0, short - (1 + few * tasks) * (task + tiny))

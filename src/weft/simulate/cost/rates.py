@@ -2,34 +2,70 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from functools import lru_cache
+from itertools import product
 from math import exp, log, log2
 
 from weft.machine import Machine, Saturation
 
-# Beyond about one doubling of a size a measured point says less than the smooth curve does.
-TRUST_DISTANCE = 1.0
+TRUST_DISTANCE = 3.0
+"""Beyond so many doublings from all measured points the smooth curve says more than they do."""
+
+Axis = tuple[float, ...]
+Place = tuple[float, float, float]
 
 
 def rate_of(machine: Machine, m: int, n: int, k: int, dtype: str) -> float:
-    """Flops per second: a curve that saturates in m, n and k, corrected by the points nearby.
+    """Flops per second: a curve that saturates in m, n and k, corrected by what was measured.
 
-    Each measured point pulls the curve towards what it found there, the more the nearer it is in
-    doublings of the sizes; far from all points the curve stands alone.
+    Between measured points the correction goes from one to the next in proportion to doublings of
+    the sizes; outside of them it is that of the nearest, and fades with the distance.
     """
     curve = machine.compute.saturation
     assert curve is not None, "a description has tiles or saturation; the loader sees to it"
-    peak = machine.compute.rate[dtype]
-    smooth = peak * _reached(curve, m, n, k)
-    pull, weights = 0.0, 1.0 / TRUST_DISTANCE**2
-    for point in machine.compute.measured:
-        if point.dtype != dtype:
-            continue
-        found = point.rate / (peak * _reached(curve, point.m, point.n, point.k))
-        away = log2(m / point.m) ** 2 + log2(n / point.n) ** 2 + log2(k / point.k) ** 2
-        weight = 1.0 / (away**2 + 1e-3)
-        pull += weight * log(found)
-        weights += weight
-    return smooth * exp(pull / weights)
+    smooth = machine.compute.rate[dtype] * _reached(curve, m, n, k)
+    axes, found = _corrections(machine, dtype)
+    if not found:
+        return smooth
+    around = [_around(axis, log2(size)) for axis, size in zip(axes, (m, n, k), strict=True)]
+    pull = weights = 0.0
+    for corner in product(*(sides for sides, _ in around)):
+        known = found.get((corner[0][0], corner[1][0], corner[2][0]))
+        if known is not None:
+            weight = corner[0][1] * corner[1][1] * corner[2][1]
+            pull += weight * known
+            weights += weight
+    if weights == 0.0:  # the grid has a hole here: none of the points around was measured
+        return smooth
+    away = sum(beyond**2 for _, beyond in around)
+    return smooth * exp(pull / weights / (1.0 + (away / TRUST_DISTANCE**2) ** 2))
+
+
+@lru_cache(maxsize=64)
+def _corrections(machine: Machine, dtype: str) -> tuple[tuple[Axis, ...], dict[Place, float]]:
+    """The measured sizes of each axis in doublings, and at every point the logarithm of what the
+    curve must be multiplied by."""
+    curve, peak = machine.compute.saturation, machine.compute.rate[dtype]
+    assert curve is not None
+    found = {
+        (log2(p.m), log2(p.n), log2(p.k)): log(p.rate / (peak * _reached(curve, p.m, p.n, p.k)))
+        for p in machine.compute.measured
+        if p.dtype == dtype
+    }
+    return tuple(tuple(sorted({place[i] for place in found})) for i in range(3)), found
+
+
+def _around(axis: Axis, at: float) -> tuple[tuple[tuple[float, float], ...], float]:
+    """The measured sizes on both sides with their weights, and how far outside of all it is."""
+    if at <= axis[0]:
+        return ((axis[0], 1.0),), axis[0] - at
+    if at >= axis[-1]:
+        return ((axis[-1], 1.0),), at - axis[-1]
+    above = bisect_right(axis, at)
+    low, high = axis[above - 1], axis[above]
+    share = (at - low) / (high - low)
+    return ((low, 1.0 - share), (high, share)) if share > 0.0 else ((low, 1.0),), 0.0
 
 
 def _reached(curve: Saturation, m: int, n: int, k: int) -> float:
