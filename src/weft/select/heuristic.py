@@ -1,0 +1,138 @@
+"""Chooses by the rule: a time for each candidate from static sizes and a machine, and the least.
+
+The rule itself is native/rule.cpp, which is short and meant to be read; docs/heuristic.md derives
+its terms. Nothing is simulated, and one rule serves all machines: what differs is their numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from weft.machine import DTYPES, Machine
+from weft.plan.all_gather_matmul import AllGatherMatmul, default_depth
+from weft.schedule import Schedule
+from weft.select import _rule
+from weft.select.numbers import numbers
+
+_ENGINES = ("dma", "cores", "direct")
+_FUSIONS = ("fused", "unfused", "adaptive")
+_ADAPTIVE = Schedule.parse("adaptive")
+
+MARGIN = 0.01
+"""What overlapping must promise over serial: less is within what the rule may err by."""
+
+PAPER = tuple(
+    Schedule.parse(name)
+    for name in ("uniform-fused-1d", "hetero-fused-1d", "hetero-unfused-1d", "uniform-fused-2d")
+)
+"""FiCCO's own four schedules."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A schedule, and in words why it is this one."""
+
+    schedule: Schedule
+    why: str
+
+
+@lru_cache(maxsize=4096)
+def choose(machine: Machine, operation: AllGatherMatmul) -> Choice:
+    """The schedule for which the rule gives the least time."""
+    seconds = estimates(machine, operation)
+    best = least(seconds)
+    return Choice(best, _why(machine, seconds, best))
+
+
+def least(seconds: Mapping[Schedule, float]) -> Schedule:
+    """The candidate with the least time; serial if nothing is `MARGIN` better than it."""
+    best = min(seconds, key=seconds.__getitem__)
+    serial = min((s for s in seconds if s.serial), key=seconds.__getitem__, default=best)
+    return best if seconds[best] < seconds[serial] * (1.0 - MARGIN) else serial
+
+
+def estimates(
+    machine: Machine, operation: AllGatherMatmul, schedules: Sequence[Schedule] | None = None
+) -> dict[Schedule, float]:
+    """The seconds that the rule gives the candidates (by default `Schedule.space`)."""
+    world, rows, k = operation.world, max(operation.rows), operation.k
+    columns = max(operation.columns, key=sum)
+    if schedules is None:
+        schedules = _space(world)
+    if not (rows and k and sum(columns)):
+        # With nothing to multiply there is nothing to hide anything behind.
+        return {schedule: float(not schedule.serial) for schedule in schedules}
+    chunks = default_depth(operation, _ADAPTIVE)
+    candidates = [_candidate(schedule, world, chunks) for schedule in schedules]
+    seconds = numbers(machine, world, operation.dtype).seconds(
+        candidates, world, operation.m, rows, columns, k
+    )
+    return dict(zip(schedules, seconds, strict=True))
+
+
+@lru_cache(maxsize=64)
+def _space(world: int) -> tuple[Schedule, ...]:
+    @dataclass(frozen=True)
+    class Sized:
+        world: int
+
+    return tuple(Schedule.space(Sized(world)))
+
+
+@lru_cache(maxsize=4096)
+def _candidate(schedule: Schedule, world: int, adaptive_chunks: int) -> _rule.Candidate:
+    depth = schedule.depth
+    if depth is None:
+        depth = adaptive_chunks if schedule.fusion == "adaptive" else world
+        if schedule.fusion == "adaptive" and schedule.engine == "direct":
+            depth = 1
+    return _rule.Candidate(
+        engine=_ENGINES.index(schedule.engine),
+        fusion=_FUSIONS.index(schedule.fusion),
+        serial=schedule.serial or world == 1,
+        one_peer=schedule.pattern == "peer",
+        columns=schedule.cut == "columns",
+        uniform=schedule.start == "uniform",
+        depth=max(1, depth),
+    )
+
+
+def _why(machine: Machine, seconds: dict[Schedule, float], best: Schedule) -> str:
+    serial = min(time for schedule, time in seconds.items() if schedule.serial)
+    if best.serial:
+        others = [time for schedule, time in seconds.items() if not schedule.serial]
+        if not others:
+            return "one rank has nothing to overlap"
+        lost = 100.0 * (min(others) / serial - 1.0) if serial else 0.0
+        return (
+            f"by the rule for {machine.name}, cutting would cost more than it hides: "
+            f"the next best is {lost:.0f} % slower"
+        )
+    return (
+        f"by the rule for {machine.name}, {seconds[best] * 1e6:.0f} us against "
+        f"{serial * 1e6:.0f} us for serial"
+    )
+
+
+def paper(machine: Machine, operation: AllGatherMatmul) -> Schedule:
+    """A rule of the kind that FiCCO describes, over its four schedules: M against K, the chunk's
+    op-to-byte ratio against the machine's balance, communication against compute. Our reading of
+    what its features must be; it is here so that the rule above has something to stand beside."""
+    uniform_1d, hetero_fused, hetero_unfused, uniform_2d = PAPER
+    world, m, k = operation.world, operation.m, operation.k
+    n = sum(max(operation.columns, key=sum))
+    if m < k:
+        return uniform_2d
+    element = DTYPES[operation.dtype][0]
+    rate = machine.compute.rate[operation.dtype]
+    balance = rate / machine.memory.bandwidth
+    rows = max(1, m // world**2)
+    intensity = 2.0 * rows * n * k / (element * (rows * k + n * k + rows * n))
+    if intensity > 2.0 * balance:
+        return hetero_unfused
+    compute = 2.0 * m * n * k / rate
+    moved = (m - max(operation.rows)) * k * element
+    communication = moved / machine.links.out_of_device(max(2, world))
+    return uniform_1d if communication > 2.0 * compute else hetero_fused
