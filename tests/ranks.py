@@ -75,6 +75,8 @@ class Job:
     def values(self, within: float = 90.0) -> list:
         """The value of every rank; raises if a rank raised or died."""
         outcomes = self.outcomes(within)
+        if any(o.died or o.error is not None for o in outcomes):
+            self._pool.broken = True  # other tests get ranks that have not seen this
         for rank, outcome in enumerate(outcomes):
             if outcome.died:
                 raise RankError(f"rank {rank} died")
@@ -198,10 +200,47 @@ def _rank_main(
         except SystemExit:
             break
         except BaseException as error:
-            outcome = Outcome(error=error.with_traceback(None), trace=traceback.format_exc())
+            trace = traceback.format_exc()
+            outcome = Outcome(error=error.with_traceback(None), trace=trace)
         try:
             pipe.send(outcome)
         except BrokenPipeError:
             break
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+# -- inside a rank ---------------------------------------------------------------------------------
+
+
+def integers(shape, dtype, seed: int):
+    """Small whole numbers, the same on every rank: their sums are exact in every dtype."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(-2, 3, tuple(shape), generator=generator).to(dtype)
+
+
+def product(x, w):
+    """x @ w, exactly."""
+    return (x.double() @ w.double()).to(x.dtype)
+
+
+def shard_of(x, group=None):
+    """This rank's rows of x, by an even split."""
+    import torch.distributed as dist
+
+    return x.tensor_split(dist.get_world_size(group))[dist.get_rank(group)]
+
+
+def check_call(m, n, k, dtype=None, *, seed: int = 0, group=None, **options) -> None:
+    """One all_gather_matmul against plain torch, bit for bit."""
+    import torch
+
+    import weft
+
+    dtype = dtype or torch.float32
+    x, w = integers((m, k), dtype, seed), integers((k, n), dtype, seed + 1)
+    y = weft.all_gather_matmul(shard_of(x, group), w, group=group, **options)
+    assert y.dtype == dtype
+    assert torch.equal(y, product(x, w)), (m, n, k, dtype, options)

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from weft import fabric as fabrics
-from weft.errors import Error, Mismatch, Unsupported
+from weft.errors import Mismatch, Unsupported
 from weft.fabric import HostFabric
 from weft.operation import is_split
 from weft.ops.common import check_group_rank, choose, dtype_name, group_name, resolve_group
@@ -22,6 +22,7 @@ from weft.run.proposal import Proposal
 from weft.schedule import Schedule
 
 NAME = "all_gather_matmul"
+BESIDE = "the shape of x_shard beside gather_dim and K"
 
 _library = torch.library.Library("weft", "FRAGMENT")  # type: ignore[no-untyped-call]
 _library.define(  # type: ignore[no-untyped-call]
@@ -131,10 +132,10 @@ def _run(
     try:
         chosen, why = choose(fabric, schedule)
         x, inner = _check(x_shard, weights, gather_dim)
-        proposal = _propose(fabric, x, weights, inner, chosen, return_gathered, shard_rows)
         if outs is not None:
             _check_outs(outs, weights, x_shard)
-    except Error as error:
+        proposal = _propose(fabric, x, weights, inner, chosen, return_gathered, shard_rows, outs)
+    except Exception as error:
         refuse(fabric, NAME, error)
         raise
     inputs = {"x": x, **{f"w{i}": weight for i, weight in enumerate(weights)}}
@@ -144,7 +145,7 @@ def _run(
         made: Tensors = {}
         for i, weight in enumerate(weights):
             shape = (operation.m, weight.shape[1])
-            made[f"y{i}"] = x.new_empty(shape) if outs is None else _fit(outs[i], shape)
+            made[f"y{i}"] = x.new_empty(shape) if outs is None else outs[i]
         if operation.gathered:
             made["gathered"] = x.new_empty(operation.m, operation.k)
         return made
@@ -158,8 +159,8 @@ def _run(
 
 def _check(
     x: torch.Tensor, weights: list[torch.Tensor], gather_dim: int
-) -> tuple[torch.Tensor, int]:
-    """The shard as a matrix whose rows are gathered, and how many rows one index has."""
+) -> tuple[torch.Tensor, tuple[int, ...]]:
+    """The shard as a matrix whose rows are gathered, and the sizes that one index of them has."""
     check_tensor("x_shard", x, (2, 3, 4))
     for i, weight in enumerate(weights):
         name = "w" if len(weights) == 1 else f"w[{i}]"
@@ -182,47 +183,55 @@ def _check(
             f"{NAME} has no backward yet; call it under torch.no_grad() or detach its inputs"
         )
     if x.dim() == 2:
-        return x.contiguous(), 1
+        return x.contiguous(), ()
     moved = x.movedim(gather_dim, 0)
-    inner = math.prod(moved.shape[1:-1])
-    return moved.reshape(moved.shape[0] * inner, x.shape[-1]).contiguous(), inner
+    inner = tuple(moved.shape[1:-1])
+    if 0 in inner:  # nothing to gather but the size of the gathered dimension
+        return x.new_zeros(moved.shape[0], x.shape[-1]), inner
+    return moved.reshape(moved.shape[0] * math.prod(inner), x.shape[-1]).contiguous(), inner
 
 
 def _propose(
     fabric: HostFabric,
     x: torch.Tensor,
     weights: list[torch.Tensor],
-    inner: int,
+    inner: tuple[int, ...],
     schedule: Schedule,
     gathered: bool,
     shard_rows: Sequence[int] | None,
+    outs: list[torch.Tensor] | None,
 ) -> Proposal:
-    declared = None if shard_rows is None else tuple(int(n) * inner for n in shard_rows)
+    rows_of_one = math.prod(inner) or 1
+    declared = None if shard_rows is None else tuple(int(n) * rows_of_one for n in shard_rows)
     if declared is not None:
         check_group_rank("shard_rows", declared, fabric.world, fabric.rank, x.shape[0])
     columns = tuple(w.shape[1] for w in weights)
-    return _proposal(x.shape[0], columns, x.shape[1], x.dtype, schedule, gathered, declared)
+    out_rows = None if outs is None else tuple(out.shape[0] for out in outs)
+    sizes = (x.shape[0], columns, out_rows)
+    return _proposal(sizes, x.shape[1], x.dtype, schedule, gathered, inner, declared)
 
 
 @lru_cache(maxsize=4096)
 def _proposal(
-    rows: int,
-    columns: tuple[int, ...],
+    sizes: tuple[int, tuple[int, ...], tuple[int, ...] | None],
     k: int,
     dtype: torch.dtype,
     schedule: Schedule,
     gathered: bool,
+    inner: tuple[int, ...],
     declared: tuple[int, ...] | None,
 ) -> Proposal:
+    rows, columns, out_rows = sizes
     same = (
         ("K", k),
         ("dtype", dtype_name(dtype)),
         ("the number of w", len(columns)),
         ("the schedule", str(schedule)),
         ("return_gathered", gathered),
+        (BESIDE, inner),
         ("shard_rows", declared),
     )
-    return Proposal(NAME, same, (("rows", rows), ("columns", columns)))
+    return Proposal(NAME, same, (("rows", rows), ("columns", columns), ("out", out_rows))).checked()
 
 
 def _combine(proposals: Sequence[Proposal]) -> AllGatherMatmul:
@@ -232,10 +241,18 @@ def _combine(proposals: Sequence[Proposal]) -> AllGatherMatmul:
     rows = tuple(o["rows"] for o in own)
     columns = tuple(tuple(o["columns"]) for o in own)
     if same["shard_rows"] is None:
-        _check_split("rows of x_shard", rows, "; if this is meant, say so with shard_rows=[...]")
+        inner = math.prod(same[BESIDE]) or 1
+        sizes = tuple(n // inner for n in rows)
+        _check_split("rows of x_shard", sizes, "; if this is meant, say so with shard_rows=[...]")
     for i in range(same["the number of w"]):
         name = "w" if same["the number of w"] == 1 else f"w[{i}]"
         _check_split(f"columns of {name}", tuple(c[i] for c in columns), "")
+    for rank, o in enumerate(own):
+        for out_rows in o["out"] or ():
+            if out_rows != sum(rows):
+                raise Mismatch(
+                    f"out on rank {rank} has {out_rows} rows, but the result has {sum(rows)}"
+                )
     return AllGatherMatmul(rows, columns, same["K"], same["dtype"], same["return_gathered"])
 
 
@@ -250,20 +267,22 @@ def _check_outs(
 ) -> None:
     if len(outs) != len(weights):
         raise Unsupported(f"out has {len(outs)} tensors for {len(weights)} w; give one for each")
-    for i, out in enumerate(outs):
-        check_tensor("out" if len(outs) == 1 else f"out[{i}]", out, (2,))
-        if x_shard.dim() != 2:
-            raise Unsupported("out= takes 2-D x_shard only; reshape it to [rows, K] first")
+    if x_shard.dim() != 2:
+        raise Unsupported("out= takes 2-D x_shard only; reshape it to [rows, K] first")
+    for i, (out, weight) in enumerate(zip(outs, weights, strict=True)):
+        name = "out" if len(outs) == 1 else f"out[{i}]"
+        check_tensor(name, out, (2,))
         if out.dtype != x_shard.dtype:
             raise Unsupported(
-                f"out is {dtype_name(out.dtype)}, but the result is {dtype_name(x_shard.dtype)}"
+                f"{name} is {str(out.dtype).removeprefix('torch.')}, "
+                f"but the result is {dtype_name(x_shard.dtype)}"
             )
-
-
-def _fit(out: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
-    if tuple(out.shape) != shape:
-        raise Unsupported(f"out must be {list(shape)}, not {list(out.shape)}")
-    return out
+        if out.shape[1] != weight.shape[1]:
+            raise Unsupported(
+                f"{name} has {out.shape[1]} columns, but the result has {weight.shape[1]}"
+            )
+        if out.requires_grad and torch.is_grad_enabled():
+            raise Unsupported(f"{name} requires grad, and {NAME} has no backward; detach it first")
 
 
 def _shaped(result: torch.Tensor, x: torch.Tensor, gather_dim: int) -> torch.Tensor:
@@ -271,8 +290,12 @@ def _shaped(result: torch.Tensor, x: torch.Tensor, gather_dim: int) -> torch.Ten
     if x.dim() == 2:
         return result
     inner = list(x.movedim(gather_dim, 0).shape[1:-1])
-    rows = result.shape[0] // max(math.prod(inner), 1)
-    return result.view(rows, *inner, result.shape[1]).movedim(0, gather_dim)
+    if 0 in inner:
+        shaped = result.new_empty(result.shape[0], *inner, result.shape[1])
+    else:
+        rows = result.shape[0] // math.prod(inner)
+        shaped = result.view(rows, *inner, result.shape[1])
+    return shaped.movedim(0, gather_dim)
 
 
 @torch.library.impl(_library, NAME, "CPU")

@@ -48,6 +48,10 @@ def choose(fabric: HostFabric, schedule: str | Schedule) -> tuple[Schedule, str]
     """The schedule of a call, and why it is this one."""
     if isinstance(schedule, Schedule):
         return schedule, "asked for"
+    if not isinstance(schedule, str):
+        raise Unsupported(
+            f"schedule must be a name or a weft.Schedule, not {type(schedule).__name__}"
+        )
     override = os.environ.get("WEFT_SCHEDULE")
     if override:
         return Schedule.parse(override), "WEFT_SCHEDULE is set"

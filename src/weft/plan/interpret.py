@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from weft.plan.order import predecessors
+from weft.plan.order import predecessors, topological
 from weft.plan.tasks import Matmul, Plan, Region
 
 Array = npt.NDArray[np.float64]
@@ -36,7 +36,11 @@ def interpret(
         rows = slice(region.row, region.row + region.rows)
         return memory[region.key][rows, region.column : region.column + region.columns]
 
-    for index in _random_order(plan, random.Random(seed)):
+    choice = random.Random(seed)
+    order = topological(
+        plan, predecessors(plan), lambda ready: ready.pop(choice.randrange(len(ready)))
+    )
+    for index in order:
         task = plan.tasks[index]
         if isinstance(task, Matmul):
             product = view(task.a) @ view(task.b)
@@ -46,22 +50,3 @@ def interpret(
         for target, value in zip(task.writes(), values, strict=True):
             view(target)[...] = value
     return {(b.rank, b.name): memory[(b.rank, b.name)] for b in plan.buffers if b.kind == "output"}
-
-
-def _random_order(plan: Plan, choice: random.Random) -> list[int]:
-    before = predecessors(plan)
-    waiting = [len(tasks) for tasks in before]
-    followers: list[list[int]] = [[] for _ in before]
-    for task, tasks in enumerate(before):
-        for other in tasks:
-            followers[other].append(task)
-    ready = [task for task, count in enumerate(waiting) if count == 0]
-    order = []
-    while ready:
-        task = ready.pop(choice.randrange(len(ready)))
-        order.append(task)
-        for follower in followers[task]:
-            waiting[follower] -= 1
-            if waiting[follower] == 0:
-                ready.append(follower)
-    return order

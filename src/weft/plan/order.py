@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 
 from weft.errors import InvalidPlan
@@ -29,8 +30,13 @@ def predecessors(plan: Plan) -> list[list[int]]:
     return before
 
 
-def topological(plan: Plan, before: list[list[int]]) -> list[int]:
-    """All tasks, each after its predecessors; refuses a plan in which tasks wait for each other."""
+def topological(
+    plan: Plan, before: list[list[int]], pick: Callable[[list[int]], int] = list.pop
+) -> list[int]:
+    """All tasks, each after its predecessors; refuses a plan in which tasks wait for each other.
+
+    `pick` takes the next task out of those that are ready.
+    """
     waiting = [len(tasks) for tasks in before]
     followers: list[list[int]] = [[] for _ in before]
     for task, tasks in enumerate(before):
@@ -39,7 +45,7 @@ def topological(plan: Plan, before: list[list[int]]) -> list[int]:
     ready = [task for task, count in enumerate(waiting) if count == 0]
     order: list[int] = []
     while ready:
-        task = ready.pop()
+        task = pick(ready)
         order.append(task)
         for follower in followers[task]:
             waiting[follower] -= 1

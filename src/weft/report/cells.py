@@ -41,5 +41,5 @@ def _text(cell: Cell, decimals: int) -> str:
     if isinstance(cell, int):
         return f"{cell:,}"
     if isinstance(cell, float):
-        return f"{cell:,.{decimals}f}" if math.isfinite(cell) else "-"
+        return f"{cell:z,.{decimals}f}" if math.isfinite(cell) else "-"
     return cell

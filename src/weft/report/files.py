@@ -11,6 +11,18 @@ from pathlib import Path
 from weft.errors import Unsupported
 
 
+def check_target(path: str | os.PathLike[str]) -> None:
+    """Refuses a path that cannot be written, before work is done whose result would be lost."""
+    target = Path(path)
+    if target.is_dir():
+        raise Unsupported(f"cannot write {target}: it is a folder")
+    folder = target.parent
+    if not folder.is_dir():
+        raise Unsupported(f"cannot write {target}: there is no folder {folder}")
+    if not os.access(folder, os.W_OK):
+        raise Unsupported(f"cannot write {target}: {folder} cannot be written to")
+
+
 def write_atomically(path: str | os.PathLike[str], parts: Iterable[str]) -> Path:
     """Writes the parts to a temporary file beside `path`, then puts it in the place of `path`.
 

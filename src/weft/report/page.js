@@ -1,5 +1,6 @@
-// Draws the figures of a page in the reader's light or dark theme, zooms all timelines together, and
-// lays two of them over each other. Each figure is JSON in a script element beside its plot.
+// Draws the figures of a page in the reader's light or dark theme, zooms all timelines together, lays
+// two of them over each other, and shows the panel that is chosen. Each figure is JSON in a script
+// element beside its plot.
 (() => {
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const touch = matchMedia("(pointer: coarse)").matches;
@@ -110,10 +111,11 @@
     await Plotly.newPlot(plot, data, layout, config); // not react: a double click goes to this range
     drawn.add(plot);
     resizer.observe(plot);
+    if (layout.meta && layout.meta.picks) plot.on("plotly_click", ({ points }) => pick(layout.meta.picks, points[0]));
     if (!isGantt(figure)) return;
     gantts.set(plot, full);
     plot.on("plotly_relayout", (change) => zoomAll(plot, change));
-    if (zoomed) await zoom([plot]);
+    if (zoomed.get(groupOf(plot))) await zoom([plot]);
   }
 
   const resizer = new ResizeObserver((entries) => {
@@ -122,20 +124,22 @@
 
   // What the others are told comes back from them as an event; those are not passed on again.
   let zooming = false;
-  let zoomed = null;
+  const zoomed = new Map(); // by panel: the timelines of one share an axis, those of two do not
+  const groupOf = (plot) => plot.closest("[data-panel]");
 
   async function zoomAll(source, change) {
     if (zooming || !Object.keys(change).some((key) => key.startsWith("xaxis"))) return;
     const range = source.layout.xaxis.range.slice();
-    zoomed = String(range) === String(gantts.get(source)) ? null : range;
-    await zoom([...gantts.keys()].filter((plot) => plot !== source));
+    const group = groupOf(source);
+    zoomed.set(group, String(range) === String(gantts.get(source)) ? null : range);
+    await zoom([...gantts.keys()].filter((plot) => plot !== source && groupOf(plot) === group));
   }
 
   async function zoom(plots) {
     zooming = true;
     try {
       await Promise.all(plots.map((plot) =>
-        Plotly.relayout(plot, { "xaxis.range": [...(zoomed || gantts.get(plot))] })));
+        Plotly.relayout(plot, { "xaxis.range": [...(zoomed.get(groupOf(plot)) || gantts.get(plot))] })));
     } finally {
       zooming = false;
     }
@@ -143,6 +147,10 @@
 
   function show(plot) {
     if (drawn.has(plot)) return;
+    if (overlays.has(plot)) {
+      overlays.get(plot)();
+      return;
+    }
     const figure = spec(plot.id);
     if (room && zoomable(figure)) plot.style.height = `${parseInt(plot.style.height, 10) + room}px`;
     draw(plot, figure);
@@ -216,12 +224,36 @@
       return draw(plot, figure);
     };
     for (const select of [first, second, rank]) select.addEventListener("change", update);
-    return update;
+    return [plot, update];
   }
 
-  const overlays = [...document.querySelectorAll(".overlay")].map(setUpOverlay);
-  const plots = [...document.querySelectorAll(".plot[id]")];
-  overlays.forEach((update) => update());
+  function setUpChoices(box) {
+    const select = box.querySelector("select");
+    const panels = [...box.querySelectorAll("[data-panel]")];
+    const update = () => panels.forEach((panel) => { panel.hidden = panel.dataset.panel !== select.value; });
+    select.addEventListener("change", update);
+    update(); // a browser may bring back what was chosen before a reload
+  }
+
+  // A point of a figure was clicked whose data begin with a panel and the name of a timeline in it.
+  function pick(name, { customdata }) {
+    const select = customdata && document.querySelector(`.choices select[name="${name}"]`);
+    if (!select || !select.options[customdata[0]]) return;
+    select.value = customdata[0];
+    select.dispatchEvent(new Event("change"));
+    const box = select.closest(".choices");
+    const lower = box.querySelector(`[data-panel="${customdata[0]}"] .overlay select[name="lower"]`);
+    const option = lower && [...lower.options].find((one) => one.text === customdata[1]);
+    if (option) {
+      lower.value = option.value;
+      lower.dispatchEvent(new Event("change"));
+    }
+    box.scrollIntoView({ behavior: "smooth" });
+  }
+
+  const overlays = new Map([...document.querySelectorAll(".overlay")].map(setUpOverlay));
+  const plots = [...document.querySelectorAll(".plot")];
+  document.querySelectorAll(".choices").forEach(setUpChoices);
 
   // Figures are drawn when they come near the screen, so that long pages open at once.
   const watcher = new IntersectionObserver((entries) => {
@@ -232,7 +264,7 @@
     }
   }, { rootMargin: "800px" });
   plots.forEach((plot) => watcher.observe(plot));
-  addEventListener("beforeprint", () => plots.forEach(show));
+  addEventListener("beforeprint", () => plots.filter((plot) => !plot.closest("[hidden]")).forEach(show));
 
   dark.addEventListener("change", () => {
     for (const plot of drawn) {

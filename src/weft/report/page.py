@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from html import escape
 from importlib.resources import files
@@ -65,6 +65,16 @@ class Page:
         self._parts.append(f"<p>{escape(text)}</p>\n")
         return self
 
+    def legend(self, colours: Mapping[str, str], faint: Sequence[str] = ()) -> Self:
+        """Names beside their colours, in lines that break where a plotly legend would not."""
+        items = "".join(
+            f'<li><i style="background:{colour}{";opacity:.2" if name in faint else ""}"></i>'
+            f"{escape(name)}</li>"
+            for name, colour in colours.items()
+        )
+        self._parts.append(f'<ul class="legend">{items}</ul>\n')
+        return self
+
     def facts(self, facts: Facts) -> Self:
         """A row of key figures."""
         items = (
@@ -114,12 +124,19 @@ class Page:
         )
         return self
 
-    def timelines(self, timelines: Sequence[Timeline], *, ideal: float | None = None) -> Self:
+    def timelines(
+        self,
+        timelines: Sequence[Timeline],
+        *,
+        ideal: float | None = None,
+        seconds: float | None = None,
+    ) -> Self:
         """Every timeline as a Gantt chart on one axis, and a chooser that lays two of them over
-        each other. `ideal` is in seconds, and is marked on every chart."""
+        each other. `ideal` is in seconds, and is marked on every chart; `seconds` is where the
+        axis ends until one zooms out, by default with the longest timeline."""
         if not timelines:
             return self.text("Nothing was recorded.")
-        seconds = max(timeline.seconds for timeline in timelines)
+        seconds = seconds or max(timeline.seconds for timeline in timelines)
         names = figures.names_of(timelines)
         charts, ids = [], []
         for number, (timeline, name) in enumerate(zip(timelines, names, strict=True)):
@@ -132,10 +149,28 @@ class Page:
                 f"<output>{units.duration(timeline.seconds)}</output></summary>{drawn}</details>\n"
             )
             ids.append(id_)
-        self._parts.append(_legend(timelines))
+        fills = fills_of(timelines)
+        self.legend({f.name: f.colour for f in fills}, faint=(WAIT,))
         if len(timelines) > 1:
             self._parts.append(_overlay(timelines, names, ids))
         self._parts.extend(charts)
+        return self
+
+    def choices(self, label: str, panels: Mapping[str, Callable[[Page], object]]) -> Self:
+        """One of several panels, picked from a list; a panel is what its function adds to the page.
+
+        A figure whose `layout.meta.picks` is the label in small letters picks by a click: the data
+        of its points begin with the number of a panel and the name of a timeline in it.
+        """
+        numbers = [str(number) for number in range(len(panels))]
+        chooser = _choice(label, list(panels), numbers, 0)
+        self._parts.append(f'<div class="choices"><div class="choose">{chooser}</div>\n')
+        for number, fill in zip(numbers, panels.values(), strict=True):
+            hidden = "" if number == "0" else " hidden"
+            self._parts.append(f'<div data-panel="{number}"{hidden}>\n')
+            fill(self)
+            self._parts.append("</div>\n")
+        self._parts.append("</div>\n")
         return self
 
     def write(self, path: str | os.PathLike[str]) -> Path:
@@ -225,15 +260,6 @@ def _where(name: str, timeline: Timeline) -> list[cells.Cell]:
         mean(worked.overlap_seconds(rank) for rank in ranks),
         mean(worked.exposed_communication(rank) for rank in ranks),
     ]
-
-
-def _legend(timelines: Sequence[Timeline]) -> str:
-    items = "".join(
-        f'<li><i style="background:{fill.colour}'
-        f'{";opacity:.2" if fill.name == WAIT else ""}"></i>{escape(fill.name)}</li>'
-        for fill in fills_of(timelines)
-    )
-    return f'<ul class="legend">{items}</ul>\n'
 
 
 def _overlay(timelines: Sequence[Timeline], names: Sequence[str], ids: Sequence[str]) -> str:

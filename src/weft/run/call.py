@@ -99,13 +99,15 @@ def carry_out(
         return results
 
 
-def refuse(fabric: HostFabric, operation: str, error: Error) -> None:
+def refuse(fabric: HostFabric, operation: str, error: Exception) -> None:
     """Enters the call only to say why this rank cannot take part, so that every rank hears it."""
     with fabric.lock:
         if fabric.world == 1 or fabric.broken is not None:
             return
         call = fabric.next_call()
-        proposal = Proposal(operation, error=str(error)[:1000])
+        # Cut so that it always fits into a header: a character takes up to six bytes there.
+        said = str(error)[:600] or type(error).__name__
+        proposal = Proposal(operation, error=said)
         fabric.native.enter(call, proposal.signature, [], proposal.blob)
         deadline = fabric.deadline_ns()
         fabric.wait(

@@ -257,8 +257,12 @@ class _Run:
         """Multiplies what has arrived, as few pieces as can be, until all is done."""
         flight = self.flight
         assert flight is not None
-        waiting = {step.task.id: step for step in steps}
-        ready: dict[int, Matmul] = {}
+        waiting = {step.task.id: step for step in steps if step.waits}
+        ready: dict[int, Matmul] = {
+            step.task.id: step.task  # type: ignore[misc]
+            for step in steps
+            if not step.waits
+        }
         while waiting or ready:
             seen = self.native.doorbell()
             self._collect(waiting, ready)

@@ -27,13 +27,19 @@ class Proposal:
 
     @cached_property
     def blob(self) -> bytes:
-        text = json.dumps([self.operation, self.same, self.own, self.error]).encode()
+        said = [self.operation, self.same, self.own, self.error]
+        text = json.dumps(said, ensure_ascii=False).encode(errors="replace")
         if len(text) > _native.MAX_BLOB:
             raise Unsupported(
                 f"the call has too many tensors: its description takes {len(text)} bytes of "
                 f"{_native.MAX_BLOB}; split it into several calls"
             )
         return text
+
+    def checked(self) -> Proposal:
+        """The proposal itself, once it is known to fit into a header."""
+        assert self.blob
+        return self
 
     @cached_property
     def signature(self) -> int:

@@ -13,6 +13,8 @@ from weft.operation import ITEM_BYTES
 _FOLDER = Path(__file__).parent
 _SIZES = ("m", "n", "k")
 _KNOWN = ("id", *_SIZES, "dtype", "note")
+_MOST = 1 << 48
+"""No size is larger: beyond, bytes and flops would leave what numbers can hold exactly."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +30,11 @@ class Shape:
 
     def __post_init__(self) -> None:
         for name in _SIZES:
-            if getattr(self, name) < 1:
-                raise Unsupported(f"{name} must be at least 1, not {getattr(self, name)}")
+            size = getattr(self, name)
+            if size < 1:
+                raise Unsupported(f"{name} must be at least 1, not {size}")
+            if size > _MOST:
+                raise Unsupported(f"{name} must be at most {_MOST}")
         if self.dtype not in ITEM_BYTES:
             raise Unsupported(f"there is no dtype {self.dtype!r}{nearest(self.dtype, ITEM_BYTES)}")
 

@@ -1,0 +1,210 @@
+"""`weft explore`: simulate schedules of an operation on a machine, yours or one you do not have."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from weft.cli.console import Json, console, print_json, progress
+from weft.errors import Unsupported, nearest
+from weft.machine import load, names
+from weft.operation import ITEM_BYTES, find
+from weft.report.cells import Cell
+from weft.report.explore_figures import LOSSES
+from weft.report.explore_page import rows_of, summary_of, write_explore_page
+from weft.report.files import check_target
+from weft.report.terminal import table
+from weft.report.trace import write_trace
+from weft.schedule import Schedule
+from weft.study.explore import Exploration, Scenario
+from weft.study.explore import explore as simulate
+from weft.study.scenarios import Shape, ficco, from_csv
+from weft.timeline import Timeline
+
+SETS = {"ficco": ficco}
+"""Scenarios that ship as data, by name."""
+
+# Headers in two lines leave room for the names of schedules in 100 columns.
+_MANY = (
+    *("id", "comp.", "comm.", "serial", "ideal", "best schedule", "gain"),
+    *("of\nideal", "shard-\np2p", "adap-\ntive"),
+)
+_ONE = (
+    *("schedule", "ms", "gain", "% of\nideal"),
+    *("ex-\nposed", "decom-\npos.", "conten-\ntion", "launch", "hidden"),
+)
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(explore)
+
+
+def explore(
+    machine: Annotated[
+        str, typer.Option(help=f"One of {', '.join(names())}, or the path of a TOML file.")
+    ] = "mi300x",
+    op: Annotated[str, typer.Option(help="The operation.")] = "all_gather_matmul",
+    m: Annotated[int | None, typer.Option("--m", help="M: rows of A over all ranks.")] = None,
+    n: Annotated[
+        int | None,
+        typer.Option("--n", help="N: columns of B over all ranks; each has N / world of them."),
+    ] = None,
+    k: Annotated[int | None, typer.Option("--k", help="K: columns of A, rows of B.")] = None,
+    scenarios: Annotated[
+        str | None,
+        typer.Option(help=f"Scenarios that ship with weft instead of a shape: {', '.join(SETS)}."),
+    ] = None,
+    shapes: Annotated[
+        Path | None,
+        typer.Option(help="A CSV file with the columns m, n, k, and if wanted id, dtype, note."),
+    ] = None,
+    world: Annotated[int, typer.Option(help="Number of ranks.")] = 8,
+    dtype: Annotated[
+        str | None,
+        typer.Option(help=f"One of {', '.join(ITEM_BYTES)}. [default: bfloat16]"),
+    ] = None,
+    schedule: Annotated[
+        str, typer.Option(help="all, or names separated by commas, e.g. serial,adaptive@dma.")
+    ] = "all",
+    json: Json = False,
+    html: Annotated[Path | None, typer.Option(help="Write a page to look into it.")] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write a trace for Perfetto: of all ranks and schedules for one shape, else of "
+            "rank 0 under serial, shard-p2p, adaptive and the best schedule."
+        ),
+    ] = None,
+) -> None:
+    """Simulate how much overlap gives, under which schedule, and where the time goes.
+
+    Sizes are those of the whole product over all ranks: A is M x K with M / world rows on each
+    rank, B is K x N with N / world columns on each.
+    """
+    described = load(machine)
+    asked = _shapes(m, n, k, scenarios, shapes, dtype)
+    find(op)
+    wanted = None if schedule == "all" else [Schedule.parse(s) for s in schedule.split(",")]
+    for path in (html, trace):
+        if path is not None:
+            check_target(path)
+    with progress(f"simulating {machine}", quiet=json) as report:
+        found = simulate(
+            described,
+            op,
+            asked,
+            world,
+            wanted,
+            progress=lambda done, of, label: report(done / of, label),
+        )
+        for scenario in found.scenarios:
+            _check_any(scenario)
+        if html is not None:
+            write_explore_page(html, found, report)
+        if trace is not None:
+            write_trace(trace, _timelines(found))
+    if json:
+        print_json(found.to_json())
+        return
+    show(found)
+    if html is not None:
+        console.print(f"page: {html} (opens offline)")
+    if trace is not None:
+        console.print(f"trace: {trace} (open it at ui.perfetto.dev)")
+
+
+def show(found: Exploration) -> None:
+    """A row per scenario; for a single one, a row per schedule with its losses."""
+    if len(found.scenarios) > 1:
+        caption = (
+            f"Milliseconds on {found.world} x {found.machine.name}, simulated: compute and "
+            "communication alone, one after the other, the longer of both; then speedups over "
+            "serial, which is the faster of gathering with copy engines and with cores."
+        )
+        console.print(table(_MANY, rows_of(found), caption=caption, width=console.width))
+    else:
+        _show_one(found.scenarios[0])
+    console.print(summary_of(found))
+
+
+def _show_one(scenario: Scenario) -> None:
+    console.print(
+        f"{scenario.operation.label}\n"
+        f"compute {scenario.compute * 1e3:.3f} ms, "
+        f"communication {scenario.communication * 1e3:.3f} ms, "
+        f"serial {scenario.serial * 1e3:.3f} ms, ideal {scenario.ideal * 1e3:.3f} ms"
+    )
+    rows: list[list[Cell]] = [
+        [
+            outcome.schedule.name,
+            outcome.seconds * 1e3,
+            f"{outcome.speedup:.2f}x",
+            round(outcome.percent_of_ideal),
+            *(1e3 * float(getattr(outcome.losses, key)) for key, _, _ in LOSSES),
+            outcome.losses.hidden * 1e3,
+        ]
+        for outcome in scenario.outcomes
+    ]
+    caption = (
+        "Losses are milliseconds over ideal: exposed communication, decomposition, contention, "
+        "launch; hidden is what of them fell into time in which ideal waits too."
+    )
+    best = scenario.outcomes.index(scenario.best)
+    console.print(table(_ONE, rows, best=best, caption=caption, width=console.width))
+    for schedule, reason in scenario.refused:
+        console.print(f"{schedule} is left out: {reason}")
+
+
+def _shapes(
+    m: int | None,
+    n: int | None,
+    k: int | None,
+    scenarios: str | None,
+    file: Path | None,
+    dtype: str | None,
+) -> tuple[Shape, ...]:
+    sizes = [size for size in (m, n, k) if size is not None]
+    if bool(sizes) + (scenarios is not None) + (file is not None) != 1:
+        raise Unsupported(
+            "say what to explore in one way: --m, --n and --k, or --scenarios ficco, "
+            "or --shapes FILE.csv"
+        )
+    if file is not None:
+        if dtype is not None:
+            raise Unsupported("a file of shapes says its dtypes in a column; leave out --dtype")
+        return from_csv(file)
+    dtype = dtype or "bfloat16"
+    if scenarios is not None:
+        if scenarios not in SETS:
+            raise Unsupported(
+                f"there are no scenarios {scenarios!r}{nearest(scenarios, SETS)}; "
+                f"known: {', '.join(SETS)}"
+            )
+        return tuple(replace(shape, dtype=dtype) for shape in SETS[scenarios]())
+    if m is None or n is None or k is None:
+        raise Unsupported("a shape needs all three of --m, --n and --k")
+    return (Shape(m, n, k, dtype=dtype),)
+
+
+def _check_any(scenario: Scenario) -> None:
+    """At least one schedule must fit the machine."""
+    if not scenario.outcomes:
+        raise Unsupported(f"{scenario.shape.label}: {scenario.refused[0][1]}")
+
+
+def _timelines(found: Exploration) -> list[Timeline]:
+    timelines = []
+    for scenario in found.scenarios:
+        telling = {"shard-p2p@dma", "adaptive@dma", scenario.baseline.name}
+        telling.add(scenario.best.schedule.name)
+        for outcome in scenario.outcomes:
+            name = outcome.schedule.name
+            if len(found.scenarios) == 1:
+                timelines.append(found.timeline(scenario.shape.label, outcome.schedule))
+            elif name in telling:
+                timeline = found.timeline(scenario.shape.label, outcome.schedule).of(0)
+                timelines.append(replace(timeline, title=f"{scenario.shape.label} {name}"))
+    return timelines
