@@ -59,11 +59,14 @@ struct Machine {
   int64_t left;  // compute units left while cores drive a gather
 };
 
-// Seconds of some pieces: alone, and beside communication.
+// Seconds of some pieces: alone, and beside communication. Both have `fixed` in them, the launches
+// and gaps.
 struct Piece {
-  double alone = 0.0, beside = 0.0;
-  Piece operator*(double count) const { return {alone * count, beside * count}; }
-  Piece operator+(const Piece& o) const { return {alone + o.alone, beside + o.beside}; }
+  double alone = 0.0, beside = 0.0, fixed = 0.0;
+  Piece operator*(double count) const { return {alone * count, beside * count, fixed * count}; }
+  Piece operator+(const Piece& o) const {
+    return {alone + o.alone, beside + o.beside, fixed + o.fixed};
+  }
 };
 
 // When work ends that takes `work.beside` beside communication, which lasts `until`, and
@@ -111,10 +114,10 @@ class Terms {
       if (summing) traffic += double(rows) * double(columns_[i]) * (2 * n_.sum_bytes - n_.result);
       const double body = std::max(working, n_.latency + traffic / n_.bandwidth);
       const double slowed = traffic / moving().bandwidth;
+      piece.fixed += n_.gap + launch;
       piece.alone += n_.gap + launch + body;
       piece.beside += n_.gap + launch +
-                      (engine_ == kDma ? std::max(body, slowed)
-                                       : std::max(fewer, slowed) * moving().slowdown);
+                      std::max(engine_ == kDma ? body : fewer, slowed) * moving().slowdown;
     }
     return piece;
   }
@@ -122,7 +125,7 @@ class Terms {
   // A kernel that brings rows into place and so reads and writes so many bytes.
   Piece moving_rows(double bytes) const {
     const double fixed = n_.gap + n_.kernel + n_.latency;
-    return {fixed + bytes / n_.bandwidth, fixed + bytes / moving().bandwidth};
+    return {fixed + bytes / n_.bandwidth, fixed + bytes / moving().bandwidth, fixed};
   }
 
   // Seconds for which the bytes of a chunk flow, from every peer at once.
@@ -182,7 +185,7 @@ class Terms {
       step = gemm(rows_, columns, true) * double(world_ - 1);
     } else if (c.uniform) {
       step = gemm(m_, columns, true);
-    } else {  // a rank in the middle has rows above and below its own
+    } else {  // all rows but the rank's own
       step = around([&](int64_t rows) { return gemm(rows, columns, true); });
     }
     const double bytes_flow = flow(rows_, columns, c.uniform);
@@ -203,8 +206,9 @@ class Terms {
     // Adaptive takes the highest rows first, on all ranks, so all read the same peer.
     const bool same = c.fusion == kAdaptive;
     const double link = same ? n_.from_same : n_.one_peer;
-    const double over_link = n_.gap + n_.kernel + double(rows * k_) * n_.element / link;
-    const double each = std::max(gemm(rows, k_).alone, over_link) + n_.reach;
+    const Piece piece = gemm(rows, k_);
+    const double over_link = piece.fixed + double(rows * k_) * n_.element / link;
+    const double each = std::max(piece.alone, over_link) + n_.reach;
     return gemm(rows_, k_).alone - n_.gap + double(pieces) * (each + (same ? n_.decision : 0.0));
   }
 
@@ -216,7 +220,7 @@ class Terms {
     const double bytes_flow = flow(rows, k_, false), period = bytes_flow + moving().following;
     const double first = moving().first + bytes_flow + moving().completion;
     const double last = first + double(ceil_div(rows_, rows) - 1) * period;
-    const Piece local = gemm(rows_, k_), decision{n_.decision, n_.decision};
+    const Piece local = gemm(rows_, k_), decision{n_.decision, n_.decision, n_.decision};
     const double begin = end_of(0.0, last, local) - n_.gap;
     if (begin >= last)
       return begin + around([&](int64_t n) { return gemm(n, k_) + decision; }).alone;
@@ -249,12 +253,15 @@ class Terms {
     return std::max(end_of(start, last, each * double(total)), last + tail);
   }
 
-  // A piece over the rows above the rank's own, and one over those below: a rank in the middle.
+  // A piece over the rows above the rank's own, and one over those below; of the slowest rank.
   template <typename Make>
   Piece around(Make make) {
-    const int64_t above = world_ / 2, below = world_ - 1 - above;
-    const Piece piece = make(above * rows_);
-    return below ? piece + make(below * rows_) : piece;
+    Piece slowest = make((world_ - 1) * rows_);
+    for (int64_t above = 1; above <= (world_ - 1) / 2; ++above) {
+      const Piece both = make(above * rows_) + make((world_ - 1 - above) * rows_);
+      if (both.alone > slowest.alone) slowest = both;
+    }
+    return slowest;
   }
 
   const Machine& n_;

@@ -12,6 +12,8 @@ from weft.ops.all_gather_matmul import all_gather_matmul
 from weft.run.explain import Explanation, explain
 from weft.run.record import Recording, record
 from weft.schedule import Schedule
+from weft.select.auto import of as _auto_of
+from weft.select.tune import tune
 from weft.timeline import Span, Timeline
 
 if TYPE_CHECKING:
@@ -39,9 +41,12 @@ def configure(
     group: dist.ProcessGroup | None = None,
     deadline: float | None = None,
     link: str | Link | None = None,
+    select: str | None = None,
 ) -> None:
     """Sets, on this rank of a group, how long a wait may take (seconds) and how fast links are
-    (`"memory"`, a rate such as `"0.1GB/s"`, or a `Link`). Set the same link on every rank."""
+    (`"memory"`, a rate such as `"0.1GB/s"`, or a `Link`). Set the same link on every rank. select:
+    what chooses for `schedule="auto"`: `"auto"` (a tuned result, else the heuristic),
+    `"heuristic"`, or `"model"`, which simulates; what rank 0 has set counts."""
     fabric = _fabric_of(group)
     if deadline is not None:
         if not deadline > 0:
@@ -49,6 +54,8 @@ def configure(
         fabric.deadline = float(deadline)
     if link is not None:
         fabric.set_link(Link.parse(link) if isinstance(link, str) else link)
+    if select is not None:
+        _auto_of(fabric).set_mode(select)
 
 
 __all__ = [
@@ -69,4 +76,5 @@ __all__ = [
     "explain",
     "record",
     "symmetric_empty",
+    "tune",
 ]

@@ -42,8 +42,11 @@ class _Disagree(Exception):
 class Runner:
     """A plan made ready for one rank: made once, run at every call."""
 
-    def __init__(self, plan: Plan, fabric: HostFabric, signatures: Sequence[int]) -> None:
+    def __init__(
+        self, plan: Plan, fabric: HostFabric, signatures: Sequence[int], why: str = ""
+    ) -> None:
         self.plan = plan
+        self.why = why
         self.fabric = fabric
         self.signatures = list(signatures)
         self.label = f"{plan.operation.label}, {plan.schedule}"

@@ -13,6 +13,9 @@ from weft.simulate.cost import bandwidth_of
 from weft.simulate.cost.gemm import MOST_SPLITS
 from weft.simulate.cost.rates import TRUST_DISTANCE
 
+MOST_BUSY = 0.95
+"""Share of a core that copies take at most: compute always gets a turn."""
+
 
 @lru_cache(maxsize=256)
 def numbers(machine: Machine, world: int, dtype: str) -> _rule.Machine:
@@ -47,6 +50,12 @@ def _by_engines(machine: Machine, world: int) -> _rule.Moving:
     alone = min(engines.bandwidth, machine.links.to_one_peer())
     lanes = -(-world // engines.count)
     rate = min(alone / lanes, _each_of_all(machine, world))
+    slowdown = 1.0
+    if on_host(machine):
+        # A rank's copy threads take turns on its core with each other and with compute.
+        rate = min(rate, engines.bandwidth / peers)
+        busy = min(MOST_BUSY, peers * rate / engines.bandwidth)
+        slowdown = 1.0 / (1.0 - busy)
     drawn = 2.0 * peers * rate * engines.memory_bytes_per_byte
     return _rule.Moving(
         first=engines.release + engines.packet,
@@ -57,7 +66,7 @@ def _by_engines(machine: Machine, world: int) -> _rule.Moving:
         rate_own=engines.local_bandwidth,
         row=engines.row,
         bandwidth=_left(machine.memory.bandwidth, drawn),
-        slowdown=1.0,
+        slowdown=slowdown,
     )
 
 
@@ -70,6 +79,10 @@ def _by_cores(machine: Machine, world: int, left: int) -> _rule.Moving:
     alone = min(links.to_one_peer(), inside, driven)
     rate = min(alone, _each_of_all(machine, world), driven / peers)
     drawn = 2.0 * peers * rate * cores.memory_bytes_per_byte
+    slowdown = 1.0 + cores.interference
+    if on_host(machine):
+        rate = min(rate, inside / peers)
+        slowdown = 1.0 / (1.0 - MOST_BUSY)  # it holds the core for as long as it takes
     return _rule.Moving(
         first=launch.kernel + links.latency,
         following=launch.kernel + links.latency,
@@ -79,8 +92,13 @@ def _by_cores(machine: Machine, world: int, left: int) -> _rule.Moving:
         rate_own=inside,
         row=0.0,
         bandwidth=_left(bandwidth_of(machine, left), drawn),
-        slowdown=1.0 + cores.interference,
+        slowdown=slowdown,
     )
+
+
+def on_host(machine: Machine) -> bool:
+    """Whether a device is a rank on one core, so that whatever copies takes time from compute."""
+    return machine.compute.units == 1
 
 
 def _left(bandwidth: float, drawn: float) -> float:

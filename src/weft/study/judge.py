@@ -36,7 +36,7 @@ LINK_SPEEDS = (0.25, 0.5, 1.0, 2.0)
 
 @dataclass(frozen=True)
 class Drawn:
-    """One unseen scenario: an operation on a machine whose links go at `link_speed` times theirs."""
+    """One unseen scenario: an operation, on a machine with links `link_speed` times as fast."""
 
     operation: AllGatherMatmul
     link_speed: float

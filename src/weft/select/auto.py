@@ -1,0 +1,135 @@
+"""`schedule="auto"`: a tuned result if there is one, else the rule on this machine's description.
+
+All ranks agree by construction: rank 0 of a group chooses, and says so in the header of its call;
+every rank runs what that header says. Only rank 0 reads tuned results, knows the machine and
+watches how long calls take, so there is nothing on which ranks could differ. That every rank means
+"auto" is one of the things that all headers must have the same, or the call is a `Mismatch`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import NamedTuple
+
+from weft.errors import Unsupported, nearest
+from weft.fabric import HostFabric, _native
+from weft.machine import Machine
+from weft.plan.all_gather_matmul import AllGatherMatmul
+from weft.run.call import meet
+from weft.schedule import Schedule
+from weft.select import heuristic, host, model, store
+from weft.select.guard import Guard
+from weft.select.heuristic import Choice
+
+AUTO = "auto"
+MODES = ("auto", "heuristic", "model")
+MAX_SHAPES = 4096
+
+_SERIAL = Schedule.parse("serial")
+
+
+class Decision(NamedTuple):
+    """What a call is to run. `said` goes into every header, and must be the same in all.
+
+    `schedule` None: rank 0's header says. `told` is what rank 0's header says.
+    """
+
+    said: str
+    schedule: Schedule | None
+    why: str
+    told: tuple[str, str] | None = None
+    observe: Callable[[float], None] | None = None
+
+
+class Auto:
+    """What is remembered of one group. `forced` is what `weft.tune` measures now."""
+
+    def __init__(self, fabric: HostFabric) -> None:
+        self.fabric = fabric
+        self.mode = "auto"
+        self.forced: Choice | None = None
+        self.heard: Callable[[AllGatherMatmul, float], None] | None = None
+        self.guards: dict[tuple[object, ...], Guard] = {}
+        self._machine: Machine | None = None
+        self._met = False
+
+    def meet(self) -> None:
+        """Opens the first auto call of a group: the ranks see that all of them mean it, and
+        describe the machine together where rank 0 has no description yet."""
+        if self._met or self.fabric.world == 1:
+            return
+        wanted = self.fabric.rank == 0 and host.must_calibrate()
+        first = meet(self.fabric, "the choice of a schedule", (("calibrate", wanted),))[0]
+        self._met = True
+        if dict(first)["calibrate"]:
+            self._machine = host.calibrate(self.fabric)
+
+    def decide(self, key: tuple[object, ...], operation: Callable[[], AllGatherMatmul]) -> Decision:
+        """The decision for a call. `key` stands for the operation, which is made if needed; where
+        peers have other sizes than this rank expects, it is near enough to choose by."""
+        if self.fabric.rank != 0:
+            return Decision(AUTO, None, "")
+        if self.forced is not None:
+            made, forced, heard = operation(), self.forced, self.heard
+            assert heard is not None
+            return Decision(AUTO, None, "", _told(forced), lambda s: heard(made, s))
+        key = (*key, self.fabric.link)
+        guard = self.guards.get(key)
+        if guard is None:
+            if len(self.guards) >= MAX_SHAPES:
+                del self.guards[next(iter(self.guards))]
+            guard = self.guards[key] = self._guard(operation())
+        return Decision(AUTO, None, "", _told(guard.next), None if guard.settled else guard.observe)
+
+    def set_mode(self, mode: str) -> None:
+        """What chooses where nothing is tuned: the rule, or simulating."""
+        if mode not in MODES:
+            raise Unsupported(
+                f"there is no way to select {mode!r}{nearest(mode, MODES)}; "
+                f"the ways are {', '.join(MODES)}"
+            )
+        self.mode = mode
+        self.forget()
+
+    def forget(self) -> None:
+        """Chooses anew from now on, e.g. as something was tuned."""
+        self.guards.clear()
+
+    @property
+    def machine(self) -> Machine:
+        """This machine, with the group's links."""
+        if self._machine is None:
+            self._machine = host.description()
+        return host.with_link(self._machine, self.fabric.link)
+
+    def _guard(self, operation: AllGatherMatmul) -> Guard:
+        if operation.world == 1:
+            return Guard(Choice(_SERIAL, "one rank has nothing to overlap"), _SERIAL)
+        if self.mode == "auto":
+            asked = store.question(operation, str(self.fabric.link), _native.VERSION)
+            found = store.find(asked)
+            if found is not None:
+                why = (
+                    f"tuned here: {found.seconds * 1e3:.3g} ms against "
+                    f"{found.serial_seconds * 1e3:.3g} ms for serial"
+                )
+                return Guard(Choice(found.schedule, why), _SERIAL, watch=False)
+        by = model.choose if self.mode == "model" else heuristic.choose
+        return Guard(by(self.machine, operation), _SERIAL, watch=_guarded())
+
+
+def of(fabric: HostFabric) -> Auto:
+    """The memory of a group's choices."""
+    if fabric.chosen is None:
+        fabric.chosen = Auto(fabric)
+    found: Auto = fabric.chosen
+    return found
+
+
+def _told(choice: Choice) -> tuple[str, str]:
+    return choice.schedule.name, choice.why
+
+
+def _guarded() -> bool:
+    return os.environ.get("WEFT_GUARD", "1") != "0"
