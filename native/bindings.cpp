@@ -196,8 +196,14 @@ NB_MODULE(_native, m) {
              for (int r : rings) heap.control(r).doorbell.add_one();
              return moment;
            })
-      .def("hold", &Fabric::hold, "source"_a, "bytes"_a, "since"_a, Unlocked())
-      .def("done", &Fabric::done)
+      .def("reserve", &Fabric::reserve, "source"_a, "bytes"_a, "since"_a)
+      .def(
+          "hold",
+          [](Fabric& f, uint64_t call, int64_t until, int64_t deadline) {
+            return result(f.hold(call, until, deadline));
+          },
+          Unlocked())
+      .def("done", [](Fabric& f, uint64_t call) { return result(f.done(call)); })
       .def("fail",
            [](Fabric& f, uint64_t call) {
              Heap& heap = f.heap();

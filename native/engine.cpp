@@ -10,6 +10,7 @@
 namespace weft {
 namespace {
 
+constexpr int64_t kPause = 20'000'000;  // how often one that is held by a link looks up, in ns
 constexpr int64_t kEngineSpin = 5'000;  // engines share cores with compute: they spin only briefly
 
 // A thread that mostly sleeps should run at once when it wakes: ask for exact timers and a short
@@ -48,7 +49,12 @@ Fabric::Fabric(int fd, int rank, int world, uint64_t span, int64_t spin_ns, int6
       spin_ns_(spin_ns),
       engine_spin_ns_(engine_spin_ns) {}
 
-Fabric::~Fabric() { engines_.clear(); }
+Fabric::~Fabric() {
+  // The threads of the engines are the parent's: in a forked child there is nobody to stop.
+  if (heap_->forked())
+    for (auto& [peer, engine] : engines_) engine.release();
+  engines_.clear();
+}
 
 void Fabric::enter(uint64_t call, uint64_t signature, const std::vector<uint64_t>& offsets,
                    const std::string& blob) {
@@ -75,7 +81,8 @@ Outcome Fabric::agree(uint64_t call, const std::vector<uint64_t>& signatures, in
     if (outcome.code != Code::ok) return outcome;
     if (!signatures.empty()) same &= peer.headers[call % 2].signature == signatures[r];
   }
-  return same ? Outcome{} : Outcome{Code::disagree, -1};
+  if (!same) return {Code::disagree, -1};
+  return heap_->check_results(call);
 }
 
 char* Fabric::peer_pointer(uint64_t call, int rank, int slot) {
@@ -95,8 +102,11 @@ void Fabric::launch(const std::shared_ptr<Call>& call) {
 Outcome Fabric::finish(Call& call) {
   std::unique_lock lock(call.mutex);
   const auto all_ended = [&] { return call.lanes_left.load() == 0; };
-  if (!call.ended.wait_for(lock, std::chrono::milliseconds(100), all_ended)) return {Code::again, -1};
-  return call.outcome;
+  if (call.ended.wait_for(lock, std::chrono::milliseconds(50), all_ended)) return call.outcome;
+  if (call.cancel.load()) return {Code::again, -1};
+  const Outcome peers = heap_->check_peers(call.number);
+  if (peers.code != Code::ok) return peers;
+  return {now_ns() > call.deadline ? Code::timeout : Code::again, -1};
 }
 
 Outcome Fabric::wait(Call& call, int rank, int counter, int64_t* woken_at) {
@@ -114,9 +124,23 @@ Outcome Fabric::wait_doorbell(Call& call, uint64_t seen) {
                      false);
 }
 
-void Fabric::hold(int source, uint64_t bytes, int64_t since) {
-  if (!links_.paced()) return;
-  spin_until(links_.reserve(source, heap_->rank(), bytes, since) + links_.latency());
+int64_t Fabric::reserve(int source, uint64_t bytes, int64_t since) {
+  return links_.reserve(source, heap_->rank(), bytes, since) + links_.latency();
+}
+
+Outcome Fabric::hold(uint64_t call, int64_t until, int64_t deadline) {
+  const int64_t now = now_ns();
+  spin_until(std::min(until, now + kPause));
+  if (until <= now + kPause) return {};
+  const Outcome peers = heap_->check_peers(call);
+  if (peers.code != Code::ok) return peers;
+  return {now_ns() > deadline ? Code::timeout : Code::again, -1};
+}
+
+Outcome Fabric::done(uint64_t call) {
+  const Outcome outcome = heap_->check_results(call);
+  heap_->control(heap_->rank()).done.set(call);
+  return outcome;
 }
 
 Outcome Fabric::wait_released(uint64_t call, int64_t deadline) {
@@ -232,12 +256,7 @@ Outcome Engine::copy(Call& call, const Command& command, int64_t not_before) {
               source + row * command.source.pitch, command.source.pitch, rows, command.row_bytes);
       const bool last = row + rows == command.rows;
       const int64_t until = end + (last ? links.latency() : 0);
-      if (command.holds_core) {
-        spin_until(until);
-      } else {
-        sleep_until(until);
-      }
-      if (call.cancel.load()) return {Code::cancelled, -1};
+      if (!pause(call, until, command.holds_core)) return {Code::cancelled, -1};
     }
     free_at_ = end;
   }
@@ -247,6 +266,20 @@ Outcome Engine::copy(Call& call, const Command& command, int64_t not_before) {
     call.spans.push_back(span);
   }
   return {};
+}
+
+// Waits for a moment of the link; false if the call is cancelled meanwhile.
+bool Engine::pause(const Call& call, int64_t until, bool holds_core) {
+  for (;;) {
+    const int64_t next = std::min(until, now_ns() + kPause);
+    if (holds_core) {
+      spin_until(next);
+    } else {
+      sleep_until(next);
+    }
+    if (call.cancel.load()) return false;
+    if (next == until) return true;
+  }
 }
 
 char* Engine::address(const Call& call, const End& end) {

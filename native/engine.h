@@ -86,16 +86,20 @@ class Fabric {
   char* peer_pointer(uint64_t call, int rank, int slot);
 
   void launch(const std::shared_ptr<Call>& call);
-  // Waits for every command of the call; after an error or a cancel too, so that no engine touches
-  // a buffer of the call any more.
+  // Waits for every command of the call; once it is cancelled, until no engine touches a buffer of
+  // the call any more.
   Outcome finish(Call& call);
   // Waits for a counter, giving up early if the call's engines have failed.
   Outcome wait(Call& call, int rank, int counter, int64_t* woken_at);
   // Waits for the doorbell to ring once more than `seen`.
   Outcome wait_doorbell(Call& call, uint64_t seen);
-  // Holds the calling thread until so many bytes, read in place since a moment, are through.
-  void hold(int source, uint64_t bytes, int64_t since);
-  void done(uint64_t call) { heap_->control(heap_->rank()).done.set(call); }
+  // When so many bytes of a peer, read in place since a moment, are through the link.
+  int64_t reserve(int source, uint64_t bytes, int64_t since);
+  // Holds the calling thread, and its core, until a moment.
+  Outcome hold(uint64_t call, int64_t until, int64_t deadline);
+  // Says that this rank touches no other rank's memory for the call any more; gives whether all
+  // that it read there was sound.
+  Outcome done(uint64_t call);
   // Waits until no peer touches this rank's memory for a call any more.
   Outcome wait_released(uint64_t call, int64_t deadline);
 
@@ -118,6 +122,7 @@ class Engine {
   void run(Call& call);
   Outcome run_commands(Call& call);
   Outcome copy(Call& call, const Command& command, int64_t not_before);
+  bool pause(const Call& call, int64_t until, bool holds_core);
   char* address(const Call& call, const End& end);
 
   Fabric& fabric_;

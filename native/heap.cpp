@@ -61,7 +61,7 @@ Heap::~Heap() {
 }
 
 void Heap::leave() {
-  if (getpid() != owner_) return;  // a forked child ends without a word for its parent
+  if (forked()) return;  // a forked child ends without a word for its parent
   control(rank_).left.store(1);
   for (int r = 0; r < world_; ++r) control(r).doorbell.add_one();
 }
@@ -81,6 +81,7 @@ uint64_t Heap::allocate(uint64_t size) {
 }
 
 void Heap::free(uint64_t offset) {
+  if (forked()) return;  // the memory is still its parent's
   std::lock_guard lock(mutex_);
   const auto used = used_.find(offset);
   if (used == used_.end()) return;
@@ -111,16 +112,37 @@ uint64_t Heap::allocated() const {
 }
 
 Outcome Heap::check_peers(uint64_t call) {
+  Outcome found;
   for (int r = 0; r < world_; ++r) {
+    if (r == rank_) continue;
+    RankControl& peer = control(r);
+    const uint64_t failed = peer.failed.load();
+    // One that gave up after it had entered this call found a cause that this rank is about to find
+    // too, and that is named better at first hand.
+    const bool gave_up = failed != 0 && (failed < call || peer.entered.get() < call);
     // A peer that has done its part of the call may end, or leave, without harm to it.
-    if (r == rank_ || control(r).done.get() >= call) continue;
-    if (control(r).left.load()) return {Code::peer_left, r};
-    const uint64_t failed = control(r).failed.load();
-    // In the same call both are about to find the same cause; it is named better at first hand.
-    if (failed != 0 && failed < call) return {Code::peer_failed, r};
-    if (pidfds_[r] < 0) continue;
+    const auto open = [&] { return peer.done.get() < call; };
+    if (!gave_up && !open()) continue;
     pollfd p{pidfds_[r], POLLIN, 0};
-    if (poll(&p, 1, 0) > 0 && control(r).done.get() < call) return {Code::peer_lost, r};
+    const bool ended = pidfds_[r] >= 0 && poll(&p, 1, 0) > 0;
+    const bool left = peer.left.load();
+    if (ended && !left && open()) return {Code::peer_lost, r};
+    if (found.code != Code::ok) continue;
+    if (gave_up) {
+      found = {Code::peer_failed, r};
+    } else if (left && open()) {
+      found = {Code::peer_left, r};
+    }
+  }
+  return found;
+}
+
+Outcome Heap::check_results(uint64_t call) {
+  for (int r = 0; r < world_; ++r) {
+    const uint64_t failed = control(r).failed.load();
+    if (r == rank_ || failed == 0 || failed > call) continue;
+    const Outcome peers = check_peers(call);
+    return peers.code != Code::ok ? peers : Outcome{Code::peer_failed, r};
   }
   return {};
 }

@@ -77,6 +77,7 @@ class Heap {
   char* base(int rank) const { return data_ + uint64_t(rank) * span_; }
   bool contains(const void* p) const { return p >= base(rank_) && p < base(rank_) + span_; }
   uint64_t span() const { return span_; }
+  bool forked() const { return getpid() != owner_; }  // a child shares the memory, but is no rank
 
   // Blocks of this rank's part. Pages come when touched and go back when a block is freed.
   uint64_t allocate(uint64_t size);
@@ -87,8 +88,11 @@ class Heap {
   void leave();
 
   void watch(int rank, int pidfd) { pidfds_[rank] = pidfd; }
-  // The first peer that can no longer do its part of the call, if any.
+  // A peer that can no longer do its part of the call, if any: one that died before one that only
+  // gave up because of it.
   Outcome check_peers(uint64_t call);
+  // The same, and also a peer that gave up in this very call: what was read from it may be spoiled.
+  Outcome check_results(uint64_t call);
 
   // Waits until a signal reaches a value; gives up at the deadline, when a peer is lost, or when
   // `cancel` is set. With `patient` false it answers `again` after a slice.

@@ -22,11 +22,17 @@ from weft.cli.console import (
     schedules_of,
     topology_of,
 )
+from weft.errors import Unsupported
+from weft.machine import load
 from weft.operation import find
+from weft.report.page import timelines_page
 from weft.report.terminal import table
 from weft.report.trace import write_trace
 from weft.schedule import Schedule
+from weft.study.calibrate import YARDSTICK
 from weft.study.measure import LinkSpec, Measurement, measure
+from weft.study.predict import Prediction
+from weft.study.predict import predict as prediction_of
 
 
 def register(app: typer.Typer) -> None:
@@ -57,25 +63,46 @@ def run(
     trace: Annotated[
         Path | None, typer.Option(help="Write a trace of all schedules for Perfetto.")
     ] = None,
+    predict: Annotated[
+        bool, typer.Option("--predict", help="Lay the simulation of this machine over it.")
+    ] = False,
+    html: Annotated[Path | None, typer.Option(help="Write a page of all timelines.")] = None,
 ) -> None:
     """Spawn ranks here; measure compute alone, communication alone, serial, and each schedule."""
     asked = find(operation).of(m, n, k, world, dtype_of(dtype))
     spec = LinkSpec.parse(link, topology_of(topology))
     schedules = schedules_of(schedule, Schedule.space(asked))
+    machine = load("cpu") if predict else None
+    if predict and threads != 1:
+        raise Unsupported("--predict needs --threads 1: `weft calibrate` measures one per rank")
     with progress(f"measuring {len(schedules)} schedules", quiet=json) as report:
-        result = measure(asked, spec, schedules, repeat=repeat, threads=threads, report=report)
+        result = measure(
+            asked,
+            spec,
+            schedules,
+            repeat=repeat,
+            threads=threads,
+            yardstick=YARDSTICK[1:] if predict else None,
+            report=report,
+        )
+    prediction = None if machine is None else prediction_of(result, machine)
+    drawn = [arm.timeline for arm in result.arms] if not prediction else prediction.timelines()
     if trace is not None:
-        write_trace(trace, [arm.timeline for arm in result.arms])
+        write_trace(trace, drawn)
+    if html is not None:
+        timelines_page(html, drawn, title=f"weft run: {asked.label}", ideal=result.ideal)
     if json:
-        print_json(result.to_json())
+        print_json((prediction or result).to_json())
         return
-    show(result, repeat)
+    show(result, repeat, prediction)
     if trace is not None:
         console.print(f"trace: {trace} (open it at ui.perfetto.dev)")
+    if html is not None:
+        console.print(f"page: {html} (opens offline)")
 
 
-def show(result: Measurement, repeat: int) -> None:
-    """The measurement as a table."""
+def show(result: Measurement, repeat: int, prediction: Prediction | None = None) -> None:
+    """The measurement as a table, with what was predicted beside it."""
     console.print(
         f"{result.operation.label}, links: {result.link}\n"
         f"compute {result.compute * 1e3:.2f} ms, "
@@ -99,4 +126,17 @@ def show(result: Measurement, repeat: int) -> None:
         f"Medians of {repeat} interleaved rounds, the slowest rank's time. GEMM slowdown: the "
         "pieces' time in the call against the whole GEMM alone."
     )
-    console.print(table(headers, rows, best=best, caption=caption))
+    if prediction is None:
+        console.print(table(headers, rows, best=best, caption=caption))
+        return
+    headers[2:2] = ["predicted", "error"]
+    for row, forecast in zip(rows, prediction.forecasts, strict=True):
+        row[2:2] = [round(forecast.seconds * 1e3, 2), f"{forecast.error_percent:+.0f} %"]
+    console.print(table(headers[:-1], [row[:-1] for row in rows], best=best, caption=caption))
+    console.print(
+        f"Predicted with {prediction.machine.title} at {prediction.speed:.2f} of its calibrated "
+        f"speed: median error {prediction.median_error_percent:.1f} % (two halves of the rounds "
+        f"differ by {prediction.noise_percent:.1f} %), {prediction.first.arm.name} ranked first "
+        f"({prediction.regret_percent:.1f} % behind the best), "
+        f"{prediction.agreement_percent:.0f} % of pairs in the measured order."
+    )

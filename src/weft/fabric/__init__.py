@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 
 import torch.distributed as dist
@@ -31,6 +32,10 @@ def of(group: dist.ProcessGroup | None = None) -> HostFabric:
             if fabric is None or fabric.group is not found:
                 _close_stale()
                 fabric = _open[id(found)] = HostFabric(found)
+    elif fabric.pid != os.getpid():
+        raise Unsupported(
+            "this process was forked from a rank and is none itself; call from the rank's process"
+        )
     return fabric
 
 

@@ -9,10 +9,13 @@ reset and no call ends with a barrier.
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -40,6 +43,7 @@ class _Card:
     pid: int
     fd: int
     version: str
+    span: int
     error: str = ""
 
 
@@ -48,6 +52,7 @@ class HostFabric:
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
+        self.pid = os.getpid()
         self.rank: int = dist.get_rank(group)
         self.world: int = dist.get_world_size(group)
         self.deadline = _deadline()
@@ -76,17 +81,14 @@ class HostFabric:
                 fd = _native.create_heap(self.world, span)
             except (RuntimeError, OSError) as failure:
                 error = str(failure)
-        cards = self._exchange(_Card(_machine(), os.getpid(), fd, _native.VERSION, error))
-        for rank, card in enumerate(cards):
-            if card.error:
-                raise Unsupported(f"rank {rank} {card.error}")
-            if card.machine != cards[0].machine:
-                raise Unsupported(f"{DISCARD}; ranks 0 and {rank} are on different ones")
-            if card.version != cards[0].version:
-                raise Unsupported(
-                    f"rank 0 runs weft {cards[0].version} and rank {rank} {card.version}; "
-                    "install the same version everywhere"
-                )
+        own = _Card(_machine(), self.pid, fd, _native.VERSION, span, error)
+        try:
+            cards = self._exchange(own, "cards")
+            _check_cards(cards)
+        except BaseException:
+            if fd >= 0:
+                os.close(fd)
+            raise
         native: _native.Fabric | None = None
         error = ""
         try:
@@ -94,32 +96,53 @@ class HostFabric:
                 fd = os.open(f"/proc/{cards[0].pid}/fd/{cards[0].fd}", os.O_RDWR | os.O_CLOEXEC)
             spin = SPIN_NS if (os.cpu_count() or 1) >= self.world else 0
             engine_spin = spin if len(os.sched_getaffinity(0)) > 1 else 0
-            native = _native.Fabric(fd, self.rank, self.world, span, spin, engine_spin)
+            native = _native.Fabric(fd, self.rank, self.world, cards[0].span, spin, engine_spin)
             for rank, card in enumerate(cards):
                 if rank != self.rank:
                     native.watch(rank, os.pidfd_open(card.pid))
         except (RuntimeError, OSError) as failure:
             error = f"cannot share memory with rank 0: {failure}"
         # A second round, so that every rank has opened the memory or all know that one could not.
-        for rank, card in enumerate(self._exchange(_Card(_machine(), os.getpid(), fd, "", error))):
-            if card.error:
-                raise Unsupported(f"rank {rank} {card.error}")
+        _check_cards(self._exchange(replace(own, error=error), "opened"))
         assert native is not None
         return native
 
-    def _exchange(self, card: _Card) -> list[_Card]:
-        cards: list[Any] = [None] * self.world
-        dist.all_gather_object(cards, card, group=self.group)
-        return cards
+    def _exchange(self, card: _Card, what: str) -> list[_Card]:
+        """The cards of all ranks. Over the group's store and not as a collective, so that a rank
+        that does not come is a `Timeout` that names it, and an interrupt is heard."""
+        store = dist.distributed_c10d._get_process_group_store(self.group)
+        try:
+            # A group that is made again on the same store must not read the cards of the last one.
+            time_opened = store.add(f"weft/{what}/{self.rank}/times", 1)
+            keys = [f"weft/{what}/{rank}/{time_opened}" for rank in range(self.world)]
+            store.set(keys[self.rank], json.dumps(asdict(card)))
+            until, pause = time.monotonic() + self.deadline, 1e-4
+            while not store.check(keys):
+                if time.monotonic() > until:
+                    gave_up = f"gave up after it had waited {self.deadline:g} s for the others"
+                    store.set(keys[self.rank], json.dumps(asdict(replace(card, error=gave_up))))
+                    late = [rank for rank, key in enumerate(keys) if not store.check([key])]
+                    raise Timeout(
+                        f"rank {self.rank} waited {self.deadline:g} s in the first call on this "
+                        f"group for {_ranks(late)} to make it too; see what that rank is doing, or "
+                        "allow more with WEFT_DEADLINE"
+                    )
+                time.sleep(pause)
+                pause = min(pause * 1.5, 0.02)
+            return [_Card(**json.loads(store.get(key))) for key in keys]
+        except RuntimeError as failure:
+            raise PeerLost(
+                f"the store of torch.distributed that introduces the ranks is gone: {failure}"
+            ) from None
 
     # -- memory ------------------------------------------------------------------------------------
 
     def symmetric_empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """A tensor in this rank's part of the heap, where peers can reach it without staging."""
-        count = 1
-        for size in shape:
-            count *= size
-        block = self._allocate(max(count * dtype.itemsize, 1))
+        count = math.prod(shape)
+        if any(size < 0 for size in shape):
+            raise Unsupported(f"a tensor cannot have the shape {list(shape)}")
+        block = self._allocate(max(count, 1) * dtype.itemsize)
         return torch.from_numpy(block.array()).view(dtype)[:count].view(tuple(shape))
 
     def share(self, tensor: torch.Tensor) -> tuple[int, bool]:
@@ -231,6 +254,20 @@ class HostFabric:
         self.native.leave()
 
 
+def _check_cards(cards: Sequence[_Card]) -> None:
+    """That all ranks could do their part, on the same machine with the same weft."""
+    for rank, card in enumerate(cards):
+        if card.error:
+            raise Unsupported(f"rank {rank} {card.error}")
+        if card.machine != cards[0].machine:
+            raise Unsupported(f"{DISCARD}; ranks 0 and {rank} are on different ones")
+        if card.version != cards[0].version:
+            raise Unsupported(
+                f"rank 0 runs weft {cards[0].version} and rank {rank} {card.version}; "
+                "install the same version everywhere"
+            )
+
+
 def _ranks(ranks: Sequence[int]) -> str:
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
 
@@ -256,6 +293,10 @@ def _heap_span() -> int:
     """Bytes of each rank's part: only a limit, pages come when they are touched."""
     text = os.environ.get("WEFT_HEAP", "")
     if text:
-        return int(Link.parse(f"{text}/s").bandwidth or 0)
+        try:
+            asked = int(Link.parse(f"{text}/s").bandwidth or 0)
+        except Unsupported:
+            raise Unsupported(f"WEFT_HEAP is {text!r}; write a size such as 64GiB") from None
+        return -(-asked // 2**21) * 2**21
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return max(total, 2**30) // 2**21 * 2**21

@@ -13,7 +13,9 @@ Topology = Literal["mesh", "ring", "switch"]
 TOPOLOGIES: tuple[Topology, ...] = get_args(Topology)
 
 _UNITS = {"b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30}
-_RATE = re.compile(r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*([kmg]?i?b)/s\s*", re.IGNORECASE)
+_RATE = re.compile(
+    r"\s*((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?)\s*([kmg]?i?b)/s\s*", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True)

@@ -200,8 +200,25 @@ class Cores:
 
 
 @dataclass(frozen=True)
+class Host:
+    """A host whose ranks are processes: what a device has engines for takes its cores' time here.
+
+    Where it is given, a rank is a device of one compute unit, `launch.host` is a whole call beyond
+    its tasks, and engines are threads that share the rank's cores with its compute thread.
+    """
+
+    cores: Count  # cores over which the ranks spread
+    region: float  # each region that a permute moves, beyond its bytes
+    turn: Positive  # a transfer on a paced link sleeps no longer than this at a time
+    turn_bytes: Count  # nor for fewer bytes
+    nap: float  # core time of one such sleep and wake-up
+    slice: float  # how long a thread keeps its core while others want it
+    grace: float  # an engine that is later than this has let its link stand still
+
+
+@dataclass(frozen=True)
 class Machine:
-    """A node of equal devices."""
+    """A node of equal devices, or a host."""
 
     name: str
     title: str
@@ -211,6 +228,7 @@ class Machine:
     engines: Engines
     launch: Launch
     cores: Cores
+    host: Host | None = None
 
     def __hash__(self) -> int:
         # Costs are cached by machine: the name and a few numbers are enough to hash by, and

@@ -15,6 +15,7 @@ import torch
 
 from weft.errors import Error, Unsupported
 from weft.fabric import HostFabric
+from weft.fabric.host import OK
 from weft.plan.tasks import Plan, Plannable
 from weft.plan.verify import verify
 from weft.run import record
@@ -68,7 +69,7 @@ def carry_out(
         started = time.perf_counter()
         call = fabric.next_call()
         try:
-            placed = [fabric.share(inputs[name]) for name in shared] if fabric.world > 1 else []
+            placed = _place(fabric, call, proposal, [inputs[name] for name in shared])
             fabric.native.enter(
                 call, proposal.signature, [offset for offset, _ in placed], proposal.blob
             )
@@ -82,7 +83,9 @@ def carry_out(
                 if timeline is not None:
                     break
                 runner = _agree(fabric, call, proposal, schedule, combine)
-            fabric.native.done(call)
+            outcome = fabric.native.done(call)
+            if outcome[0] != OK:
+                raise fabric.failure(outcome, runner.label, "its end")
             if placed and any(in_place for _, in_place in placed):
                 # The caller may write its symmetric input as soon as the call returns.
                 deadline = fabric.deadline_ns()
@@ -91,11 +94,11 @@ def carry_out(
                     runner.label,
                     "peers to finish reading this rank's symmetric memory",
                 )
-        except Error:
-            fabric.native.done(call)
-            raise
         except BaseException as error:
-            fabric.give_up(Error(f"rank {fabric.rank} was interrupted by {type(error).__name__}"))
+            if not isinstance(error, Error):
+                said = f"rank {fabric.rank} was interrupted by {type(error).__name__}"
+                fabric.give_up(Error(said))
+            fabric.native.done(call)
             raise
         if record.active is not None:
             record.active.timelines.append(timeline)
@@ -111,16 +114,31 @@ def refuse(fabric: HostFabric, operation: str, error: Exception) -> None:
     with fabric.lock:
         if fabric.world == 1 or fabric.broken is not None:
             return
-        call = fabric.next_call()
-        # Cut so that it always fits into a header: a character takes up to six bytes there.
-        said = str(error)[:600] or type(error).__name__
-        proposal = Proposal(operation, error=said)
-        fabric.native.enter(call, proposal.signature, [], proposal.blob)
-        deadline = fabric.deadline_ns()
-        fabric.wait(
-            lambda: fabric.native.agree(call, [], deadline), operation, "all ranks to enter"
-        )
-        fabric.native.done(call)
+        _say(fabric, fabric.next_call(), operation, error)
+
+
+def _place(
+    fabric: HostFabric, call: int, proposal: Proposal, tensors: Sequence[torch.Tensor]
+) -> list[tuple[int, bool]]:
+    """Puts tensors where peers can read them; where they do not fit, every rank hears it."""
+    if fabric.world == 1:
+        return []
+    try:
+        return [fabric.share(tensor) for tensor in tensors]
+    except Error as error:
+        _say(fabric, call, proposal.operation, error)
+        raise
+
+
+def _say(fabric: HostFabric, call: int, operation: str, error: Exception) -> None:
+    """Enters a call with an error in place of a proposal, and waits until all ranks can hear it."""
+    # Cut so that it always fits into a header: a character takes up to six bytes there.
+    said = str(error)[:600] or type(error).__name__
+    proposal = Proposal(operation, error=said)
+    fabric.native.enter(call, proposal.signature, [], proposal.blob)
+    deadline = fabric.deadline_ns()
+    fabric.wait(lambda: fabric.native.agree(call, [], deadline), operation, "all ranks to enter")
+    fabric.native.done(call)
 
 
 def meet(fabric: HostFabric, what: str, own: Items) -> list[Items]:

@@ -304,7 +304,12 @@ class _Run:
         start = _native.now_ns()
         self._execute(task)
         for region in remote:
-            self.native.hold(region.rank, self.plan.num_bytes(region), start)
+            until = self.native.reserve(region.rank, self.plan.num_bytes(region), start)
+            self.fabric.wait(
+                lambda u=until: self.native.hold(self.call, u, self.deadline),  # type: ignore[misc]
+                self.runner.label,
+                f"{region} to come through the link",
+            )
         if self.record:
             self.spans.append(self._span(task, COMPUTE, start, _native.now_ns()))
 

@@ -101,7 +101,7 @@ class Demands:
 
     def _copy(self, task: Copy) -> Transfer:
         machine, node = self.machine, self.node
-        size, runs = self.plan.num_bytes(task.source), self._runs(task)
+        size, runs = self.plan.num_bytes(task.source), runs_of(self.plan, task)
         source, target = task.source.rank, task.target.rank
         remote = source != target
         cost = copy(machine, size, rows=runs, engine=task.engine, prelaunched=True, remote=remote)
@@ -171,13 +171,14 @@ class Demands:
             found = self._loads[(rank, dtype)] = flops / self.machine.compute.rate[dtype]
         return found
 
-    def _runs(self, task: Copy) -> int:
-        """How many separate runs of bytes a copy has: one, or one per row where rows are cut."""
 
-        def cut(region: Region) -> bool:
-            return region.columns < self.plan.buffer[region.key].columns
+def runs_of(plan: Plan, task: Copy) -> int:
+    """How many separate runs of bytes a copy has: one, or one per row where rows are cut."""
 
-        return task.source.rows if cut(task.source) or cut(task.target) else 1
+    def cut(region: Region) -> bool:
+        return region.columns < plan.buffer[region.key].columns
+
+    return task.source.rows if cut(task.source) or cut(task.target) else 1
 
 
 def num_flops(task: object) -> int:

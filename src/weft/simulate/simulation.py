@@ -6,6 +6,7 @@ from weft.errors import Unsupported
 from weft.machine import Machine
 from weft.plan.tasks import Plan
 from weft.simulate.events import Events
+from weft.simulate.host import HostEvents
 from weft.simulate.result import Simulation
 from weft.simulate.symmetry import is_symmetric, ranks_of
 from weft.timeline import Timeline
@@ -17,8 +18,12 @@ def simulate(plan: Plan, machine: Machine) -> Timeline:
 
 
 def run(plan: Plan, machine: Machine, *, fold: bool = True) -> Simulation:
-    """Simulates the plan; `fold=False` simulates every rank even where one can stand for all."""
+    """Simulates the plan; `fold=False` simulates every rank even where one can stand for all (on a
+    host none can: ranks may share a core)."""
     check_fits(plan, machine)
+    if machine.host is not None:
+        pieces = HostEvents(plan, machine, machine.host).run(machine.launch.host)
+        return Simulation(plan, machine, tuple(pieces), False)
     ranks = ranks_of(plan)
     if fold and len(ranks) > 1 and is_symmetric(plan, ranks):
         place = {task.id: index for tasks in ranks for index, task in enumerate(tasks)}

@@ -27,6 +27,7 @@ from weft.study.launch import Report, launch
 from weft.timeline import Timeline, percent_of_ideal
 
 WARM_UP = 2
+YARDSTICK = "yardstick"
 RECORDED = 3
 """Rounds in which spans are recorded, after the measured ones."""
 
@@ -90,6 +91,8 @@ class Measurement:
     communication: float
     serial: float
     arms: tuple[Arm, ...]
+    yardstick: float = 0.0
+    """Seconds of the GEMM that was asked for as a yardstick; 0 where none was."""
 
     @property
     def ideal(self) -> float:
@@ -121,9 +124,14 @@ def measure(
     *,
     repeat: int = 15,
     threads: int = 1,
+    yardstick: tuple[int, int, int] | None = None,
     report: Report | None = None,
 ) -> Measurement:
-    """Starts the ranks and measures; `serial@dma` is always among the arms."""
+    """Starts the ranks and measures; `serial@dma` is always among the arms.
+
+    yardstick: M, N, K of a float32 GEMM that takes its turn among the arms, to see by it how fast
+    the machine is just then.
+    """
     serial = Schedule.parse("serial")
     arms = list(dict.fromkeys([serial, *schedules]))
     for schedule in arms:
@@ -135,6 +143,7 @@ def measure(
         link,
         arms,
         repeat,
+        yardstick,
         threads=threads,
         report=report,
     )
@@ -148,6 +157,7 @@ def _measure_rank(
     spec: LinkSpec,
     schedules: list[Schedule],
     repeat: int,
+    yardstick: tuple[int, int, int] | None,
 ) -> Measurement | None:
     rank = dist.get_rank()
     fabric = of(None)
@@ -176,6 +186,8 @@ def _measure_rank(
     link = spec.link or _paced(operation, spec, _slowest(alone))
     fabric.set_link(link)
     arms: dict[str, Callable[[], None]] = {"compute": compute, "communication": communicate}
+    if yardstick is not None:
+        arms[YARDSTICK] = _multiplication(*yardstick)
     arms.update({str(schedule): overlapped(schedule) for schedule in schedules})
     samples = interleaved(arms, repeat, report)
     timelines: dict[str, list[Timeline]] = {}
@@ -203,6 +215,15 @@ def interleaved(
     own = torch.tensor([samples[name] for name in names], dtype=torch.float64)
     dist.all_reduce(own, dist.ReduceOp.MAX)
     return {name: row.tolist() for name, row in zip(names, own, strict=True)}
+
+
+def _multiplication(m: int, n: int, k: int) -> Callable[[], None]:
+    a, b, c = torch.ones(m, k), torch.ones(k, n), torch.empty(m, n)
+
+    def multiply() -> None:
+        torch.mm(a, b, out=c)
+
+    return multiply
 
 
 def timed(function: Callable[[], None]) -> float:
@@ -255,7 +276,8 @@ def _summarise(
                 samples=tuple(samples[name]),
             )
         )
-    return Measurement(operation, link, compute, communication, serial, tuple(arms))
+    known = median.get(YARDSTICK, 0.0)
+    return Measurement(operation, link, compute, communication, serial, tuple(arms), known)
 
 
 def _paced(operation: Operation, spec: LinkSpec, compute: float) -> Link:

@@ -1,0 +1,103 @@
+"""How well the calibrated machine predicts this one, over shapes that calibration did not see."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from typing import NamedTuple
+
+from weft.benchmarks import Check, Result, part
+from weft.fabric.link import Topology
+from weft.machine import load
+from weft.plan.all_gather_matmul import AllGatherMatmul
+from weft.schedule import Schedule
+from weft.study.calibrate import YARDSTICK
+from weft.study.launch import Report
+from weft.study.measure import LinkSpec, measure
+from weft.study.predict import Prediction, keep_results, predict
+
+
+class Case(NamedTuple):
+    """A shape on a link."""
+
+    m: int
+    n: int
+    k: int
+    world: int
+    link: str
+    topology: Topology = "mesh"
+
+    def __str__(self) -> str:
+        return f"{self.m}x{self.n}x{self.k}, {self.world} ranks, {self.link} {self.topology}"
+
+
+CASES = (  # no M, N or K is one that calibration measures
+    Case(768, 768, 1536, 2, "balanced"),
+    Case(1536, 384, 768, 2, "0.5x"),
+    Case(640, 1280, 640, 2, "2x"),
+    Case(384, 1536, 1920, 2, "balanced"),
+    Case(200, 3072, 768, 2, "balanced"),
+    Case(96, 1536, 1536, 2, "2x"),
+    Case(48, 768, 3072, 2, "0.5x"),
+    Case(1920, 320, 640, 2, "memory"),
+    Case(720, 720, 2880, 2, "0.05GB/s"),
+    Case(960, 480, 480, 2, "4x"),
+    Case(768, 384, 1536, 4, "balanced"),
+    Case(576, 768, 960, 4, "0.5x", "switch"),
+)
+REPEAT = 9
+MEDIAN_ERROR, CLOSE, HITS = 10.0, 5.0, 10
+
+HEADERS = (
+    "case",
+    "median error %",
+    "worst error %",
+    "noise %",
+    "ranked first",
+    "behind the best %",
+    "pairs in order %",
+    "speed",
+)
+
+
+def run(report: Report) -> Result:
+    """Measures all schedules of 12 shapes and lays the simulation over them."""
+    machine = load("cpu")
+    predictions = []
+    for number, case in enumerate(CASES):
+        operation = AllGatherMatmul.of(case.m, case.n, case.k, case.world)
+        measured = measure(
+            operation,
+            LinkSpec.parse(case.link, case.topology),
+            Schedule.space(operation),
+            repeat=REPEAT,
+            yardstick=YARDSTICK[1:],
+            report=part(report, number, len(CASES)),
+        )
+        predictions.append(predict(measured, machine))
+    rows = [_row(case, p) for case, p in zip(CASES, predictions, strict=True)]
+    errors = [abs(f.error_percent) for p in predictions for f in p.forecasts]
+    hits = sum(p.regret_percent <= CLOSE for p in predictions)
+    checks = [
+        Check(
+            "median error over all schedules, %", statistics.median(errors), f"<= {MEDIAN_ERROR}"
+        ),
+        Check("shapes whose first is within 5 % of the best", hits, f">= {HITS}"),
+    ]
+    result = Result(HEADERS, rows, checks)
+    keep_results(json.dumps(result.to_json(), indent=2))
+    return result
+
+
+def _row(case: Case, p: Prediction) -> list[str | float]:
+    worst = max(p.forecasts, key=lambda forecast: abs(forecast.error_percent))
+    return [
+        str(case),
+        round(p.median_error_percent, 1),
+        round(worst.error_percent, 1),
+        round(p.noise_percent, 1),
+        p.first.arm.name,
+        round(p.regret_percent, 1),
+        round(p.agreement_percent),
+        round(p.speed, 2),
+    ]

@@ -1,0 +1,59 @@
+"""`weft characterize`: what cutting a GEMM costs, and what communication beside it costs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from weft.cli.console import Json, console, print_json, progress
+from weft.machine import load, names
+from weft.report.characterize_page import HEADERS, rows_of, summary_of, write_characterize_page
+from weft.report.files import check_target
+from weft.report.terminal import table
+from weft.study.characterize import characterize as simulate
+from weft.study.characterize_host import characterize_host
+
+HOST = "cpu"
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(characterize)
+
+
+def characterize(
+    machine: Annotated[
+        str,
+        typer.Option(
+            help=f"One of {', '.join(n for n in names() if n != HOST)}, the path of a TOML file, "
+            f"or {HOST}: this host, measured."
+        ),
+    ] = "mi300x",
+    json: Json = False,
+    html: Annotated[Path | None, typer.Option(help="Write a page of both losses.")] = None,
+) -> None:
+    """Decomposition loss of GEMMs in 8 and 64 pieces along M and K, and contention loss beside
+    communication by copy engines and by cores, over a grid of shapes."""
+    described = None if machine == HOST else load(machine)
+    if html is not None:
+        check_target(html)
+    doing = "measuring" if described is None else "simulating"
+    with progress(f"{doing} {machine}", quiet=json) as report:
+        if described is None:
+            found = characterize_host(report=report)
+        else:
+            found = simulate(described, report=report)
+        if html is not None:
+            write_characterize_page(html, found)
+    if json:
+        print_json(found.to_json())
+        return
+    caption = (
+        "MB: memory traffic if all is read and written once. M/8 to K/64: how much longer the "
+        "pieces take than the whole; dma, cores: the whole beside communication."
+    )
+    console.print(table(HEADERS, rows_of(found), caption=caption, width=console.width))
+    console.print(summary_of(found))
+    if html is not None:
+        console.print(f"page: {html} (opens offline)")

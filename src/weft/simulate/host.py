@@ -1,0 +1,223 @@
+"""Runs a plan on a host, whose ranks are processes: threads share cores, links pass the time.
+
+The body of a task is up to two flows at once, in seconds: what it needs of a core, and what of a
+link. It is over when both are.
+
+    task                    core                          link           while only the link is busy
+    matmul, permute         all of it                     -              -
+    matmul read in place    all of it                     its operands   holds the core
+    copy by `dma`           moving the bytes, waking up   its bytes      sleeps
+    copy by `cores`         moving the bytes              its bytes      holds the core
+
+Threads that want one core share it fairly, as the kernel's scheduler has it, so a GEMM beside one
+core-driven copy takes twice as long, and ranks beyond the number of cores slow each other. At
+memory speed there is no link: a copy is core time alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+from weft.machine import Host, Machine
+from weft.plan.tasks import AnyTask, Copy, Matmul, Permute, Plan
+from weft.simulate.cost import gemm, memory_bound
+from weft.simulate.demand import runs_of
+from weft.simulate.node import Node
+from weft.simulate.queues import Job, Lane, Queues
+from weft.simulate.sharing import Flow, Resource
+
+Draws = tuple[tuple[Resource, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a task asks of its core and of links, in seconds; `first` and `next` are its fixed part
+    on an idle and on a busy lane, `completion` passes until a waiter knows that it ended."""
+
+    core: float
+    link: float
+    route: Draws
+    holds_core: bool
+    first: float
+    next: float
+    completion: float
+
+
+class _Flight:
+    """The flows of a job in flight; `held` is the core that it keeps busy for nothing."""
+
+    __slots__ = ("core", "held", "link")
+
+    def __init__(self) -> None:
+        self.core: Flow | None = None
+        self.link: Flow | None = None
+        self.held: Flow | None = None
+
+
+class HostEvents(Queues[Work]):
+    """One simulation of all ranks."""
+
+    def __init__(self, plan: Plan, machine: Machine, host: Host) -> None:
+        after = [task.after for task in plan.tasks]
+        super().__init__(plan, plan.tasks, after, machine.launch.decision)
+        self._plan = plan
+        self._machine = machine
+        self._host = host
+        self._node = Node(machine, plan.operation.world, False)
+        self._cores = _cores(host.cores, plan.operation.world)
+        self._flights: dict[Job[Work], _Flight] = {}
+        self._works: dict[tuple[object, ...], Work] = {}
+        self._behind: dict[Lane, float] = {}
+
+    # -- what tasks cost ---------------------------------------------------------------------------
+
+    def _cost(self, task: AnyTask, lane: Lane, now: float) -> tuple[Work, float]:
+        key = _key(task)
+        work = self._works.get(key)
+        if work is None:
+            work = self._works[key] = self._work(task)
+        fixed = work.next if lane.ended == now else work.first
+        return work, fixed + self._behind.pop(lane, 0.0)
+
+    def _work(self, task: AnyTask) -> Work:
+        machine = self._machine
+        if isinstance(task, Copy):
+            return self._copy(task)
+        if isinstance(task, Permute):
+            read = sum(map(self._plan.num_bytes, task.sources))
+            written = sum(map(self._plan.num_bytes, task.targets))
+            moving = memory_bound(machine, read, written).memory_seconds
+            core = moving + len(task.sources) * self._host.region
+            return self._kernel(core, 0.0, ())
+        dtype = self._plan.buffer[task.a.key].dtype
+        core = gemm(machine, task.a.rows, task.b.columns, task.a.columns, dtype).compute_seconds
+        if task.a.rank == task.rank or not self._linked:
+            return self._kernel(core, 0.0, ())
+        link = self._plan.num_bytes(task.a) / machine.links.to_one_peer() + machine.links.latency
+        return self._kernel(core, link, self._route(task.a.rank, task.rank))
+
+    def _kernel(self, core: float, link: float, route: Draws) -> Work:
+        launch = self._machine.launch
+        return Work(
+            core, link, route, True, launch.kernel, launch.kernel, launch.signal + launch.poll
+        )
+
+    def _copy(self, task: Copy) -> Work:
+        machine, engines, host = self._machine, self._machine.engines, self._host
+        size, runs = self._plan.num_bytes(task.source), runs_of(self._plan, task)
+        source, target = task.source.rank, task.target.rank
+        remote = source != target
+        bandwidth = engines.bandwidth if remote else engines.local_bandwidth
+        core = size / bandwidth + (runs - 1) * engines.row
+        first, completion = engines.release + engines.packet, engines.completion
+        if not remote or not self._linked:
+            return Work(core, 0.0, (), True, first, engines.next_packet, completion)
+        rate, spins = machine.links.to_one_peer(), task.engine == "cores"
+        if not spins:
+            rows = task.source.rows
+            at_once = max(1.0, max(rate * host.turn, host.turn_bytes) // (size / rows))
+            core += host.nap * ceil(rows / at_once)
+        completion += machine.links.latency
+        route = self._route(source, target)
+        return Work(core, size / rate, route, spins, first, engines.next_packet, completion)
+
+    @property
+    def _linked(self) -> bool:
+        """Whether links are slower than a thread that copies: else they never are what limits."""
+        return self._machine.links.to_one_peer() < self._machine.engines.bandwidth
+
+    def _route(self, source: int, target: int) -> Draws:
+        links = self._machine.links
+        return self._node.draws(self._node.route(source, target, links.to_one_peer()))
+
+    # -- what becomes of them ----------------------------------------------------------------------
+
+    def _body(self, job: Job[Work], now: float) -> None:
+        job.body = now
+        flight = self._flights[job] = _Flight()
+        if job.cost.link > 0.0:
+            flight.link = self._flow(job, job.cost.link, job.cost.route, now)
+        if job.cost.core > 0.0:
+            flight.core = self._flow(job, job.cost.core, self._core_of(job), now)
+        self._settle(job, flight, now)
+
+    def _flow_ended(self, flow: Flow, now: float) -> None:
+        job: Job[Work] = flow.owner
+        flight = self._flights[job]
+        self._stop(flow)
+        if flow is flight.core:
+            flight.core = None
+        else:
+            flight.link = None
+        self._settle(job, flight, now)
+
+    def _settle(self, job: Job[Work], flight: _Flight, now: float) -> None:
+        if flight.core is not None:
+            return
+        if flight.link is not None:
+            if job.cost.holds_core and flight.held is None:
+                flight.held = self._flow(None, 1.0, self._core_of(job), now)
+            return
+        delay = job.cost.completion
+        if flight.held is not None:
+            self._stop(flight.held)
+            delay += self._late(job)
+        del self._flights[job]
+        self._finish(job, now, job.cost.core, max(job.cost.core, job.cost.link), delay)
+
+    def _flow(self, job: Job[Work] | None, seconds: float, draws: Draws, now: float) -> Flow:
+        flow = Flow(job, seconds, 1.0, draws, now)
+        self._sharing.start(flow)
+        return flow
+
+    def _stop(self, flow: Flow) -> None:
+        flow.version += 1
+        self._sharing.stop(flow)
+
+    def _core_of(self, job: Job[Work]) -> Draws:
+        return ((self._cores[job.lane.rank], 1.0),)
+
+    def _late(self, job: Job[Work]) -> float:
+        """Seconds until a spinning thread notices that its link is through: it may be without its
+        core just then, and the others that want it have their slices first. Means are taken.
+
+        A copy that follows is not held up, for it counts from the link's end, unless that is longer
+        ago than `grace`; what compute does next is.
+        """
+        core, host = self._cores[job.lane.rank], self._host
+        copies = isinstance(job.task, Copy)
+        more = copies and job.lane.at < len(job.lane.steps)
+        others = (len(core.flows) + more) / core.capacity
+        if others == 0.0:
+            return 0.0
+        chance, longest = others / (others + 1.0), others * host.slice
+        late = chance * longest / 2.0
+        if not copies:
+            self._behind[job.lane] = late
+        elif longest > host.grace:
+            self._behind[job.lane] = chance * (longest**2 - host.grace**2) / (2.0 * longest)
+        return late
+
+
+def _cores(cores: int, world: int) -> list[Resource]:
+    """For every rank the cores it keeps to: its own share, or one that it shares with others."""
+    if cores < world:
+        shared = [Resource(("core", core, 0), 1.0) for core in range(cores)]
+        return [shared[rank % cores] for rank in range(world)]
+    counts = [(rank + 1) * cores // world - rank * cores // world for rank in range(world)]
+    return [Resource(("core", rank, 0), float(count)) for rank, count in enumerate(counts)]
+
+
+def _key(task: AnyTask) -> tuple[object, ...]:
+    """What makes two tasks of a plan cost the same."""
+    if isinstance(task, Copy):
+        here, there = task.source, task.target
+        return (task.rank, here.key, there.key, here.rows, here.columns, task.engine)
+    if isinstance(task, Permute):
+        return (
+            task.rank,
+            tuple((r.buffer, r.num_elements) for r in (*task.sources, *task.targets)),
+        )
+    assert isinstance(task, Matmul)
+    return (task.rank, task.a.key, task.a.rows, task.b.columns, task.a.columns)

@@ -1,0 +1,166 @@
+"""The losses of `weft.study.characterize`, measured on this host: real GEMMs, real copies.
+
+Two ranks, each with one compute thread on its own core. Copies go over a paced link on which
+gathering A would take as long as the GEMM, and last until the GEMM has ended. Arms take turns in
+every round, so that a slow moment of the machine hits all alike, and the lower quartile over the
+rounds is taken: what the machine does when nothing else disturbs it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from math import ceil
+
+import torch
+import torch.distributed as dist
+
+from weft.fabric import HostFabric, Link, _native, of
+from weft.operation import ITEM_BYTES
+from weft.study.characterize import (
+    CUTS,
+    DRIVERS,
+    LONGER,
+    Character,
+    Characterization,
+    pieces_of,
+    shapes_of,
+)
+from weft.study.launch import Report, launch
+from weft.study.scenarios import Shape
+
+GRID = ((512, 2048), (128, 512), (256, 1024))
+"""M, N and K on one rank."""
+WORLD = 2
+REPEAT = 7
+WARM_UP = 2
+SAMPLE = 10e-3
+"""A GEMM is repeated until a sample takes this long: below, it would be over before the system's
+scheduler has let an engine run that wants the same core."""
+COPIES = 16
+"""Copies that take as long as a sample alone."""
+
+Arm = Callable[[], float]
+"""Runs once on all ranks, and gives the seconds of this rank's GEMMs."""
+
+
+def characterize_host(
+    shapes: Sequence[Shape] | None = None, repeat: int = REPEAT, report: Report | None = None
+) -> Characterization:
+    """Measures the losses of shapes, by default of `GRID`, on this host."""
+    shapes = shapes_of(GRID, "float32") if shapes is None else shapes
+    found: list[Character] = launch(WORLD, _measure, list(shapes), repeat, report=report)[0]
+    title = f"this host, {WORLD} ranks of one thread"
+    return Characterization("cpu", title, True, tuple(found))
+
+
+def _measure(report: Report, shapes: list[Shape], repeat: int) -> list[Character]:
+    fabric = of(None)
+    characters = []
+    for number, shape in enumerate(shapes):
+        report(number / len(shapes), shape.label)
+        arms, times = _arms(fabric, shape)
+        samples = _rounds(arms, repeat)
+        taken = {name: sorted(values)[(repeat - 1) // 4] for name, values in samples.items()}
+        whole = taken["whole"]
+        characters.append(
+            Character(
+                shape,
+                whole / times,
+                {(axis, n): taken[f"{axis}{n}"] / whole - 1.0 for axis, n in CUTS},
+                {engine: taken[engine] / whole - 1.0 for engine in DRIVERS},
+            )
+        )
+    return characters
+
+
+def _rounds(arms: dict[str, Arm], repeat: int) -> dict[str, list[float]]:
+    """Seconds of every arm in every round, the slowest rank's; collective."""
+    names = list(arms)
+    samples: dict[str, list[float]] = {name: [] for name in names}
+    for number in range(-WARM_UP, repeat):
+        turn = number % len(names)
+        for name in names[turn:] + names[:turn]:
+            dist.barrier()
+            seconds = arms[name]()
+            if number >= 0:
+                samples[name].append(seconds)
+    own = torch.tensor([samples[name] for name in names], dtype=torch.float64)
+    dist.all_reduce(own, dist.ReduceOp.MAX)
+    return {name: row.tolist() for name, row in zip(names, own, strict=True)}
+
+
+def _arms(fabric: HostFabric, shape: Shape) -> tuple[dict[str, Arm], int]:
+    """What takes turns for a shape, and how many GEMMs a sample of each has."""
+    dtype: torch.dtype = getattr(torch, shape.dtype)
+    random = torch.Generator().manual_seed(fabric.rank)
+    a = torch.randn(shape.m, shape.k, generator=random).to(dtype)
+    b = torch.randn(shape.k, shape.n, generator=random).to(dtype)
+    c = torch.empty(shape.m, shape.n, dtype=dtype)
+
+    def whole() -> None:
+        torch.mm(a, b, out=c)
+
+    def rows(pieces: int) -> None:
+        for start, length in pieces_of(shape.m, pieces):
+            torch.mm(a[start : start + length], b, out=c[start : start + length])
+
+    def columns(pieces: int) -> None:
+        for start, length in pieces_of(shape.k, pieces):
+            left, right = a[:, start : start + length], b[start : start + length]
+            if start:
+                c.addmm_(left, right)
+            else:
+                torch.mm(left, right, out=c)
+
+    def repeated(times: int, function: Callable[..., None], *arguments: int) -> float:
+        start = time.perf_counter()
+        for _ in range(times):
+            function(*arguments)
+        return time.perf_counter() - start
+
+    once = torch.tensor(min(repeated(1, whole) for _ in range(5)), dtype=torch.float64)
+    dist.all_reduce(once, dist.ReduceOp.MAX)
+    alone = once.item()
+    times = ceil(SAMPLE / alone)
+    sample = partial(repeated, times, whole)
+    arms: dict[str, Arm] = {"whole": sample}
+    for axis, pieces in CUTS:
+        function = rows if axis == "m" else columns
+        arms[f"{axis}{pieces}"] = partial(repeated, times, function, pieces)
+    gathered = times * shape.m * shape.k * ITEM_BYTES[shape.dtype] // fabric.world
+    link = Link(gathered / (times * alone))
+    for engine in DRIVERS:
+        arms[engine] = _beside(fabric, sample, gathered, link, engine == "cores")
+    return arms, times
+
+
+def _beside(fabric: HostFabric, sample: Arm, num_bytes: int, link: Link, holds_core: bool) -> Arm:
+    """A sample while this rank's engine pulls from the other rank over a paced link."""
+    native, rank = fabric.native, fabric.rank
+    peer = (rank + 1) % fabric.world
+    size = max(1, num_bytes // COPIES)
+    source = fabric.symmetric_empty((size * COPIES,), torch.uint8)
+    source.fill_(1)
+    target = torch.empty(size * COPIES, dtype=torch.uint8)
+    program = _native.Program()
+    for number in range(round(LONGER * COPIES)):
+        offset = number % COPIES * size
+        here, there = (peer, 0, offset, size), (rank, 0, offset, size)
+        program.add(peer, number, holds_core, here, there, 1, size, [], -1, [])
+
+    def run() -> float:
+        fabric.set_link(link)
+        call, deadline = fabric.next_call(), fabric.deadline_ns()
+        native.enter(call, 0, [native.offset_of(source.data_ptr())], b"")
+        fabric.wait(lambda: native.agree(call, [], deadline), "characterize", "the ranks")
+        signatures = [0] * fabric.world
+        flight = native.launch(program, call, deadline, [target.data_ptr()], signatures, False)
+        seconds = sample()
+        fabric.wait(lambda: native.finish(flight), "characterize", "the copies")
+        native.done(call)
+        fabric.wait(lambda: native.wait_released(call, deadline), "characterize", "the ranks")
+        return seconds
+
+    return run
