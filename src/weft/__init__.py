@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from weft.ops.all_gather_matmul import all_gather_matmul
 from weft.run.explain import Explanation, explain
 from weft.run.record import Recording, record
 from weft.schedule import Schedule
+from weft.select import host as _host
 from weft.select.auto import of as _auto_of
 from weft.select.tune import tune
 from weft.timeline import Span, Timeline
@@ -19,6 +21,25 @@ from weft.timeline import Span, Timeline
 if TYPE_CHECKING:
     import torch
     import torch.distributed as dist
+
+    from weft.fabric import HostFabric
+    from weft.machine import Machine
+
+
+def _calibrate(fabric: HostFabric) -> Machine:
+    """Describes this machine with the ranks of a group, quickly, and keeps it for later."""
+    from weft.study.calibrate import QUICK, here, keep
+
+    machine = here(fabric, QUICK)
+    if fabric.rank == 0:
+        try:
+            keep(machine, QUICK)
+        except Error as error:
+            warnings.warn(f"the calibration cannot be kept: {error}", stacklevel=2)
+    return machine
+
+
+_host.calibrator = _calibrate
 
 
 def symmetric_empty(

@@ -8,9 +8,11 @@ from typing import Annotated
 import typer
 
 from weft.cli.console import Json, console, print_json, progress
-from weft.machine import load
+from weft.machine import host, load
+from weft.report.judge_page import judgement_page
 from weft.report.terminal import table
 from weft.study.judge import IN_SET, Judgement, judge
+from weft.study.judge_host import judge_host
 
 TITLES = {
     "heuristic": "all candidates",
@@ -38,11 +40,19 @@ def command(
     instead, about five seconds for each scenario.
     """
     with progress(f"judging on {machine}", quiet=json) as report:
-        judgement = judge(load(machine), random, seed, report=report)
+        if machine == host.NAME:
+            judgement = judge_host(random, seed, report)
+        else:
+            judgement = judge(load(machine), random, seed, report=report)
+    if html is not None:
+        judgement_page(html, judgement)
     if json:
-        print_json(judgement.to_json())
+        page = {} if html is None else {"html": str(html)}
+        print_json({**judgement.to_json(), **page})
         return
     console.print(_table(judgement))
+    if html is not None:
+        console.print(f"page: {html} (opens offline)")
 
 
 def _table(judgement: Judgement) -> object:

@@ -54,17 +54,13 @@ def default() -> Machine:
 @lru_cache(maxsize=256)
 def with_link(machine: Machine, link: Link) -> Machine:
     """The machine with a group's links: as they are, or paced."""
-    links = machine.links
-    rate = links.bandwidth if link.bandwidth is None else min(link.bandwidth, links.bandwidth)
-    total = rate if link.topology == "switch" else rate * links.world
-    return replace(
-        machine,
-        links=replace(
+    links = replace(machine.links, topology=link.topology, latency=link.latency)
+    if link.bandwidth is not None:
+        # Every link has the rate, and a port of a switch is a link; a mesh has no other limit.
+        links = replace(
             links,
-            topology=link.topology,
-            bandwidth=rate,
-            total_bandwidth=total,
-            latency=links.latency + link.latency,
-        ),
-        engines=replace(machine.engines, packet=machine.engines.packet + link.latency),
-    )
+            peak_bandwidth=link.bandwidth,
+            bandwidth=link.bandwidth,
+            total_bandwidth=link.bandwidth * (1 if link.topology == "switch" else links.world),
+        )
+    return replace(machine, links=links)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from math import inf
 
 from weft.errors import Unsupported, nearest
-from weft.machine import DTYPES, Machine
+from weft.machine import DTYPES, Host, Machine
 from weft.operation import ITEM_BYTES
 from weft.plan.all_gather_matmul import HALF
 from weft.select import _rule
@@ -13,6 +14,7 @@ from weft.simulate.cost import bandwidth_of
 from weft.simulate.cost.gemm import MOST_SPLITS
 from weft.simulate.cost.rates import TRUST_DISTANCE
 
+_DRIVERS = ("dma", "cores")
 MOST_BUSY = 0.95
 """Share of a core that copies take at most: compute always gets a turn."""
 
@@ -24,10 +26,17 @@ def numbers(machine: Machine, world: int, dtype: str) -> _rule.Machine:
     peers = max(1, world - 1)
     element, result = DTYPES[dtype]
     left = _units_left(machine, peers)
+    one_peer = links.to_one_peer()
+    if machine.host is None:
+        by_engines, by_cores = _by_engines(machine, world), _by_cores(machine, world, left)
+    else:
+        by_engines, by_cores = (_on_host(machine, machine.host, world, e) for e in _DRIVERS)
+        if not _linked(machine):
+            one_peer = inf  # a peer's memory is as near as a rank's own
     return _rule.Machine(
-        gemms=gemms(machine, dtype),
-        dma=_by_engines(machine, world),
-        cores=_by_cores(machine, world, left),
+        gemms=gemms(machine, dtype, _share_of_core(machine, world)),
+        dma=by_engines,
+        cores=by_cores,
         rate=machine.compute.rate[dtype],
         kernel=launch.kernel,
         gap=launch.gap,
@@ -35,9 +44,9 @@ def numbers(machine: Machine, world: int, dtype: str) -> _rule.Machine:
         bandwidth=bandwidth_of(machine),
         decision=launch.decision,
         reach=links.latency,
-        one_peer=links.to_one_peer(),
+        one_peer=one_peer,
         # All ranks that read the same peer share what leaves it.
-        from_same=links.to_one_peer() / (peers if links.topology == "switch" else 1),
+        from_same=one_peer / (peers if links.topology == "switch" else 1),
         element=element,
         result=result,
         sum_bytes=4 if dtype in HALF else ITEM_BYTES.get(dtype, result),
@@ -50,12 +59,6 @@ def _by_engines(machine: Machine, world: int) -> _rule.Moving:
     alone = min(engines.bandwidth, machine.links.to_one_peer())
     lanes = -(-world // engines.count)
     rate = min(alone / lanes, _each_of_all(machine, world))
-    slowdown = 1.0
-    if on_host(machine):
-        # A rank's copy threads take turns on its core with each other and with compute.
-        rate = min(rate, engines.bandwidth / peers)
-        busy = min(MOST_BUSY, peers * rate / engines.bandwidth)
-        slowdown = 1.0 / (1.0 - busy)
     drawn = 2.0 * peers * rate * engines.memory_bytes_per_byte
     return _rule.Moving(
         first=engines.release + engines.packet,
@@ -66,7 +69,7 @@ def _by_engines(machine: Machine, world: int) -> _rule.Moving:
         rate_own=engines.local_bandwidth,
         row=engines.row,
         bandwidth=_left(machine.memory.bandwidth, drawn),
-        slowdown=slowdown,
+        slowdown=1.0,
     )
 
 
@@ -79,10 +82,6 @@ def _by_cores(machine: Machine, world: int, left: int) -> _rule.Moving:
     alone = min(links.to_one_peer(), inside, driven)
     rate = min(alone, _each_of_all(machine, world), driven / peers)
     drawn = 2.0 * peers * rate * cores.memory_bytes_per_byte
-    slowdown = 1.0 + cores.interference
-    if on_host(machine):
-        rate = min(rate, inside / peers)
-        slowdown = 1.0 / (1.0 - MOST_BUSY)  # it holds the core for as long as it takes
     return _rule.Moving(
         first=launch.kernel + links.latency,
         following=launch.kernel + links.latency,
@@ -92,13 +91,48 @@ def _by_cores(machine: Machine, world: int, left: int) -> _rule.Moving:
         rate_own=inside,
         row=0.0,
         bandwidth=_left(bandwidth_of(machine, left), drawn),
+        slowdown=1.0 + cores.interference,
+    )
+
+
+def _on_host(machine: Machine, host: Host, world: int, driver: str) -> _rule.Moving:
+    """On a host, whatever copies is a thread of the rank, and takes its core's time."""
+    engines, links, peers = machine.engines, machine.links, max(1, world - 1)
+    copying = engines.bandwidth * _share_of_core(machine, world)
+    alone, rate = copying, copying / peers
+    waits = 0.0
+    if _linked(machine):
+        alone, rate = min(alone, links.to_one_peer()), min(rate, _each_of_all(machine, world))
+        waits = links.latency
+    slowdown = 1.0
+    if host.cores < 2 * world:
+        if driver == "cores" and _linked(machine):
+            slowdown = 1.0 + peers  # each copy spins for as long as its link takes
+        else:
+            naps = peers * host.nap / host.turn if _linked(machine) else 0.0
+            slowdown = 1.0 / (1.0 - min(MOST_BUSY, peers * rate / copying + naps))
+    own = peers / copying + 1.0 / engines.local_bandwidth  # one after the other, on one core
+    return _rule.Moving(
+        first=engines.release + engines.packet,
+        following=engines.next_packet,
+        completion=engines.completion + waits,
+        rate=rate,
+        rate_alone=alone,
+        rate_own=1.0 / own,
+        row=engines.row,
+        bandwidth=bandwidth_of(machine),
         slowdown=slowdown,
     )
 
 
-def on_host(machine: Machine) -> bool:
-    """Whether a device is a rank on one core, so that whatever copies takes time from compute."""
-    return machine.compute.units == 1
+def _share_of_core(machine: Machine, world: int) -> float:
+    """What a rank has of a core, where ranks outnumber the cores of a host; else 1."""
+    return 1.0 if machine.host is None else min(1.0, machine.host.cores / world)
+
+
+def _linked(machine: Machine) -> bool:
+    """Whether links are slower than a thread that copies: else they never are what limits."""
+    return machine.links.to_one_peer() < machine.engines.bandwidth
 
 
 def _left(bandwidth: float, drawn: float) -> float:
@@ -122,8 +156,8 @@ def _each_of_all(machine: Machine, world: int) -> float:
 
 
 @lru_cache(maxsize=64)
-def gemms(machine: Machine, dtype: str) -> _rule.Gemms:
-    """The GEMM times of a machine in a dtype."""
+def gemms(machine: Machine, dtype: str, share: float = 1.0) -> _rule.Gemms:
+    """The GEMM times of a machine in a dtype; on a host, with that share of a core."""
     compute, memory, tiling = machine.compute, machine.memory, machine.compute.tiling
     if dtype not in compute.rate:
         raise Unsupported(
@@ -134,12 +168,14 @@ def gemms(machine: Machine, dtype: str) -> _rule.Gemms:
     if tiling is None:
         half = compute.saturation
         assert half is not None, "a description has tiles or saturation; the loader sees to it"
+        if machine.host is not None:
+            element = result = 0  # what memory costs is in the rates that were measured
         return _rule.Rated(
-            compute.rate[dtype],
+            compute.rate[dtype] * share,
             (half.m, half.n, half.k),
             (TRUST_DISTANCE, element, result),
-            (machine.launch.kernel, compute.units),
-            [(p.m, p.n, p.k, p.rate) for p in compute.measured if p.dtype == dtype],
+            (machine.launch.kernel / share, compute.units),
+            [(p.m, p.n, p.k, p.rate * share) for p in compute.measured if p.dtype == dtype],
         )
     rate, feed = compute.rate[dtype] / compute.units, memory.cache_bandwidth / compute.units
     tiles = []

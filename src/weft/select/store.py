@@ -21,6 +21,7 @@ from math import log2
 from pathlib import Path
 
 from weft.errors import Unsupported
+from weft.machine import host
 from weft.plan.all_gather_matmul import AllGatherMatmul
 from weft.schedule import Schedule
 
@@ -56,8 +57,7 @@ class Answer:
 
 def folder() -> Path:
     """Where answers are; it may not exist yet."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "weft" / "tuned"
+    return host.cache() / "tuned"
 
 
 def question(operation: AllGatherMatmul, link: str, version: str) -> Question:
@@ -85,20 +85,7 @@ def keep(asked: Question, answer: Answer) -> Path:
         "serial_seconds": answer.serial_seconds,
     }
     text = json.dumps({**content, "digest": _digest(content)}, indent=1)
-    target = asked.path
-    beside = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            beside.write_text(text, encoding="utf-8")
-            os.replace(beside, target)
-        except BaseException:
-            with suppress(OSError):
-                beside.unlink()
-            raise
-    except OSError as error:
-        raise Unsupported(f"cannot write {target}: {error.strerror or error}") from error
-    return target
+    return host.write(asked.path, text)
 
 
 def find(asked: Question) -> Answer | None:

@@ -40,20 +40,21 @@ class Drawn:
 
     operation: AllGatherMatmul
     link_speed: float
+    link: str = ""  # of a host, where links are set and not scaled
 
 
 def draw(seed: int, number: int, most: int = 8) -> Drawn:
     """The scenario of that number; the same whatever else is drawn. `most`: the largest world."""
     random = Random(f"weft judge {seed} {number}")
     world = random.choice([world for world in WORLDS if world <= most])
-    m = _size(random, ROWS, 8 * world)
-    n = _size(random, COLUMNS, 64 * world) // world
-    k = _size(random, INNER, 64)
+    m = size(random, ROWS, 8 * world)
+    n = size(random, COLUMNS, 64 * world) // world
+    k = size(random, INNER, 64)
     operation = AllGatherMatmul.of(m, n, k, world, "bfloat16")
     return Drawn(operation, random.choice(LINK_SPEEDS))
 
 
-def _size(random: Random, between: tuple[int, int], multiple: int) -> int:
+def size(random: Random, between: tuple[int, int], multiple: int) -> int:
     """A log-uniform size, rounded to a multiple, as sizes of layers are."""
     value = exp(random.uniform(log(between[0]), log(between[1])))
     return multiple * max(1, round(value / multiple))
