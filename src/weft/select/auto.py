@@ -115,8 +115,10 @@ class Auto:
                     f"{found.serial_seconds * 1e3:.3g} ms for serial"
                 )
                 return Guard(Choice(found.schedule, why), _SERIAL, watch=False)
+        machine = self.machine
         by = model.choose if self.mode == "model" else heuristic.choose
-        return Guard(by(self.machine, operation), _SERIAL, watch=_guarded())
+        serial = heuristic.best_serial(machine, operation)
+        return Guard(by(machine, operation), serial, watch=_guarded())
 
 
 def of(fabric: HostFabric) -> Auto:

@@ -50,6 +50,11 @@ def choose(machine: Machine, operation: AllGatherMatmul) -> Choice:
     return Choice(best, _why(machine, seconds, best))
 
 
+def best_serial(machine: Machine, operation: AllGatherMatmul) -> Schedule:
+    """Not overlapping at all, with the engine that gathers faster."""
+    return min(SERIAL, key=estimates(machine, operation, SERIAL).__getitem__)
+
+
 def least(seconds: Mapping[Schedule, float]) -> Schedule:
     """The candidate with the least time, among those that promise enough over serial."""
     serial = _serial_seconds(seconds)

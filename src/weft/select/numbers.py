@@ -104,6 +104,8 @@ def _on_host(machine: Machine, host: Host, world: int, driver: str) -> _rule.Mov
     if _linked(machine):
         alone, rate = min(alone, links.to_one_peer()), min(rate, _each_of_all(machine, world))
         waits = links.latency
+        if driver == "dma":
+            waits += host.nap  # it slept, and wakes up
     slowdown = 1.0
     if host.cores < 2 * world:
         if driver == "cores" and _linked(machine):
