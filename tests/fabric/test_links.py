@@ -130,14 +130,15 @@ def pull(holds_core: bool, link: Link, peers: list[int], size: int = 5 * MEGABYT
 
 
 def test_dma_leaves_the_core_free_and_cores_holds_it(ranks):
-    link = Link.parse(RATE)
-    took, burnt = ranks(2).run(pull, False, link, [1])[0]
-    assert took >= SECONDS - EARLY
-    assert burnt < 0.5 * SECONDS
-    took, held = ranks(2).run(pull, True, link, [1])[0]
-    assert took >= SECONDS - EARLY
-    assert held > 2 * burnt
-    assert held > 0.4 * SECONDS
+    """Few bytes on a very slow link, so that waiting is all there is to see. On a busy machine one
+    that holds a core gets only its share of it, which is still far more than a sleeper takes."""
+    link, size, seconds = Link.parse("2MB/s"), MEGABYTE // 2, 0.25
+    took, burnt = ranks(2).run(pull, False, link, [1], size)[0]
+    assert took >= seconds - EARLY
+    assert burnt < 0.2 * took
+    took, held = ranks(2).run(pull, True, link, [1], size)[0]
+    assert took >= seconds - EARLY
+    assert held > 3 * burnt
 
 
 def best(ranks, world: int, topology: str, peers: list[int]) -> float:

@@ -49,6 +49,21 @@ def test_out_while_the_other_shards_change(ranks, world):
     ranks(world).run(out_of_a_size_that_changes)
 
 
+def shards_that_change() -> None:
+    """What rank 0 expects from the last call with its own sizes is wrong each time."""
+    w = integers((4, 2), torch.float32, 2)
+    for name in NAMES:
+        for m in (5, 6, 5, 5, 6, 6):
+            x = integers((m, 4), torch.float32, m)
+            y = weft.all_gather_matmul(shard_of(x), w, schedule=name)
+            assert torch.equal(y, product(x, w)), (name, m)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_the_other_shards_change(ranks, world):
+    ranks(world).run(shards_that_change)
+
+
 def several() -> None:
     x = integers((9, 6), torch.float32, 1)
     ws = [integers((6, n), torch.float32, n) for n in (3, 0, 5, 1)]

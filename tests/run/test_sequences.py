@@ -31,7 +31,7 @@ def resident() -> int:
 def random_calls(count: int, seed: int, members: list[list[int]], delays: bool) -> None:
     """The same random calls on every rank, each on a random group, with delays of the rank's own.
 
-    Four in five calls are one of sixty kinds, so that warm and cold plans are both met."""
+    Nine in ten calls are one of sixty kinds, so that warm and cold plans are both met."""
     rank = dist.get_rank()
     groups = [dist.new_group(ranks) for ranks in members]
     shared, own = random.Random(seed), random.Random(seed * 1000 + rank)
@@ -40,7 +40,7 @@ def random_calls(count: int, seed: int, members: list[list[int]], delays: bool) 
     middle: tuple[int, int] | None = None
     for number in range(count):
         at = shared.randrange(len(groups))
-        kind = kinds[shared.randrange(60)] if shared.random() < 0.8 else _kind(shared)
+        kind = kinds[shared.randrange(60)] if shared.random() < 0.9 else _kind(shared)
         (m, ns, k, dtype, gathered), choice = kind, shared.random()
         if rank not in members[at]:
             continue
@@ -114,8 +114,8 @@ def _memory(groups: list, members: list[list[int]]) -> tuple[int, int]:
 @pytest.mark.parametrize(
     ("world", "members", "share"),
     [
-        (2, [[0, 1]], 0.55),
-        (3, [[0, 1], [1, 2], [0, 1, 2]], 0.35),
+        (2, [[0, 1]], 0.6),
+        (3, [[0, 1], [1, 2], [0, 1, 2]], 0.3),
         (4, [[0, 1, 2, 3], [0, 2], [3, 1]], 0.1),
     ],
     ids=["two ranks", "overlapping groups", "four ranks"],

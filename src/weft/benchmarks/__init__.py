@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from weft.errors import Unsupported, nearest
@@ -30,11 +30,15 @@ class Check:
 
 @dataclass(frozen=True)
 class Result:
-    """A table of what was measured, and the checks on it."""
+    """A table of what was measured, and the checks on it.
+
+    `documents` are texts about it that belong among the docs, by path below that folder.
+    """
 
     headers: Sequence[str]
     rows: Sequence[Sequence[str | float | int | None]]
     checks: Sequence[Check]
+    documents: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         return {

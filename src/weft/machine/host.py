@@ -87,4 +87,4 @@ def _text(value: Any) -> str:
         return f'"{escaped}"'
     if isinstance(value, int):
         return str(value)
-    return f"{value:.4g}"
+    return f"{value:.6g}"

@@ -256,7 +256,7 @@ def fit_saturation(points: Sequence[Gemm], rates: Sequence[float]) -> tuple[Satu
     """
     sizes = np.array([(p.m, p.n, p.k) for p in points], dtype=float)
     target = np.log(np.array(rates))
-    candidates = np.concatenate([[0.0], np.geomspace(0.5, 512.0, 61)])
+    candidates = np.concatenate([[0.0], np.geomspace(0.25, 1024.0, 241)])
     half = np.array([8.0, 8.0, 8.0])
 
     def residual(values: Array) -> Array:

@@ -241,8 +241,8 @@ def fidelity_section() -> str | None:
             ),
             "",
             "Noise is how much two halves of a schedule's own rounds differ. Left out of the",
-            "model: what other processes do, caches beyond the mean over all ranks at work, and the order",
-            "in which the scheduler gives slices to threads that want one core (means are taken).",
+            "model: what other processes do, caches beyond the mean over all ranks at work, and",
+            "which of the threads that want a core gets it first (means are taken).",
         ]
     except (OSError, ValueError, KeyError, IndexError, TypeError):
         return None

@@ -8,6 +8,7 @@ quartile: what the machine does undisturbed, without betting on the single lucki
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -189,7 +190,7 @@ def paced_copies(fabric: HostFabric, turn: float, rounds: int) -> Paced:
             )
     finally:
         fabric.set_link(before)
-    typical = quartile(stretches) if stretches else 0.0
+    typical = statistics.median(stretches) if stretches else 0.0
     return Paced(max(0.0, everywhere(quartile(naps))), everywhere(typical))
 
 

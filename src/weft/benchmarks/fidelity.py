@@ -1,0 +1,72 @@
+"""How near the simulator is to measurements: every comparison weft answers for, and its document.
+
+`weft bench fidelity --write docs` writes docs/fidelity.md and its plots.
+"""
+
+from __future__ import annotations
+
+from weft.benchmarks import Check, Result
+from weft.report.fidelity_doc import documents
+from weft.simulate.cost.fidelity import Summary, compare
+from weft.study.ficco import Story, tell
+from weft.study.launch import Report
+from weft.study.predict import fidelity_section
+
+HEADERS = ("comparison", "measure", "value", "promised")
+BEST = (1.45, 1.75)
+"""What the best schedules should reach at most over the 16 scenarios."""
+SLOWER = 2.0
+"""So many times as long as serial is `much slower`."""
+
+
+def run(report: Report) -> Result:
+    """Cost models against measurements, then FiCCO's scenarios on a mesh and behind a switch."""
+    report(0.0, "cost models against measurements")
+    found = compare()
+    story = tell(report)
+    # FiCCO's ideal is there twice: from the cost models alone, and simulated, which counts.
+    costs = [summary for summary in found.summaries if not summary.what.startswith("FiCCO")]
+    summaries = [*costs, *_story(story)]
+    promises = [(_name(s), s.value, _promised(s), s.reached) for s in summaries if _promised(s)]
+    return Result(
+        HEADERS,
+        [[_what(s), s.measure, f"{s.value:.3g}", _promised(s)] for s in summaries],
+        [check for summary in summaries for check in _checks(summary)],
+        documents(found, story, promises, fidelity_section()),
+    )
+
+
+def _story(story: Story) -> list[Summary]:
+    slow, what = story.shard_slowdowns, "FiCCO mi300x, simulated"
+    return [
+        Summary(what, "largest ideal speedup", story.largest_ideal, 1.6, 2.0),
+        Summary(what, "largest speedup of the best schedules", story.top.best.speedup, *BEST),
+        Summary(what, "fixed schedules that are best somewhere", float(len(story.winners)), 2.0),
+        Summary(what, "shard-p2p / serial, comm.-heavy, least", min(slow), SLOWER),
+        Summary(what, "shard-p2p / serial, comm.-heavy, most", max(slow)),
+        Summary("FiCCO h100, simulated", "shard-p2p speedup, least", story.shard_on_switch, 1.0),
+        Summary(what, "best on dma / best on cores, least", story.engines_over_cores, 1.0),
+    ]
+
+
+def _what(summary: Summary) -> str:
+    return summary.what.replace(" (error in points)", "")
+
+
+def _name(summary: Summary) -> str:
+    return f"{_what(summary)}: {summary.measure}"
+
+
+def _checks(summary: Summary) -> list[Check]:
+    bounds = ((">=", summary.least), ("<=", summary.most))
+    return [
+        Check(_name(summary), summary.value, f"{sign} {bound:.4g}")
+        for sign, bound in bounds
+        if bound is not None
+    ]
+
+
+def _promised(summary: Summary) -> str:
+    if summary.least is None:
+        return "" if summary.most is None else f"<= {summary.most:.4g}"
+    return f">= {summary.least:.4g}" + ("" if summary.most is None else f", <= {summary.most:.4g}")
