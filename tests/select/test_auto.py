@@ -76,7 +76,8 @@ def _force(seconds: dict[str, float]) -> list[tuple[str, str]]:
 
         choice = Choice(Schedule.parse("adaptive@dma"), "forced by a test")
         (key,) = [key for key in memory.guards if key[0] == 20]
-        guard = memory.guards[key] = Guard(choice, Schedule.parse("serial"))
+        memory._settled.clear()
+        guard = memory.guards[key] = Guard(choice)
         hear = guard.observe
         guard.observe = lambda _: hear(seconds[guard.next.schedule.base])  # type: ignore
     return [call(40) for _ in range(2 * BLOCK + 3)]

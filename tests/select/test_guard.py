@@ -11,7 +11,7 @@ CHOICE = Choice(Schedule.parse("adaptive@dma"), "by the rule")
 
 
 def settle(overlapped: float, serial: float, noise: float = 0.0) -> Guard:
-    guard = Guard(CHOICE, SERIAL)
+    guard = Guard(CHOICE)
     while not guard.settled:
         is_serial = guard.next.schedule.serial
         guard.observe((serial if is_serial else overlapped) + noise)
@@ -36,7 +36,7 @@ def test_a_first_call_that_makes_plans_does_not_count():
 
 
 def test_one_slow_moment_does_not_count():
-    guard = Guard(CHOICE, SERIAL)
+    guard = Guard(CHOICE)
     for number in range(2 * BLOCK):
         seconds = 2.0 if guard.next.schedule.serial else 1.0
         guard.observe(50.0 if number == 2 else seconds)
@@ -45,7 +45,7 @@ def test_one_slow_moment_does_not_count():
 
 
 def test_it_ends_after_a_few_calls_and_then_costs_nothing():
-    guard = Guard(CHOICE, SERIAL)
+    guard = Guard(CHOICE)
     ran = []
     for _ in range(3 * BLOCK):
         ran.append(guard.next.schedule.serial)
@@ -54,5 +54,5 @@ def test_it_ends_after_a_few_calls_and_then_costs_nothing():
 
 
 def test_serial_and_unwatched_choices_are_not_tried():
-    assert Guard(Choice(SERIAL, ""), SERIAL).settled
-    assert Guard(CHOICE, SERIAL, watch=False).settled
+    assert Guard(Choice(SERIAL, "")).settled
+    assert Guard(CHOICE, watch=False).settled

@@ -95,7 +95,7 @@ def test_a_tie_with_serial_goes_to_serial():
     assert least({serial: 1.0, cut: 0.995}) == serial
     assert least({serial: 1.0, cut: 0.98}) == cut
     assert least({serial: 1.0, cut: 0.98, adaptive: 0.97}) == cut
-    assert least({serial: 1.0, cut: 0.98, adaptive: 0.9}) == adaptive
+    assert least({serial: 1.0, cut: 0.98, adaptive: 0.8}) == adaptive
     assert least({cut: 2.0, adaptive: 1.0}) == adaptive
 
 

@@ -42,6 +42,10 @@ class Decision(NamedTuple):
     observe: Callable[[float], None] | None = None
 
 
+_AS_TOLD = Decision(AUTO, None, "")
+"""Of all ranks but the first."""
+
+
 class Auto:
     """What is remembered of one group. `forced` is what `weft.tune` measures now."""
 
@@ -51,6 +55,9 @@ class Auto:
         self.forced: Choice | None = None
         self.heard: Callable[[AllGatherMatmul, float], None] | None = None
         self.guards: dict[tuple[object, ...], Guard] = {}
+        self._settled: dict[tuple[object, ...], Decision] = {}
+        self._link = fabric.link
+        self._tuned: frozenset[str] | None = None
         self._machine: Machine | None = None
         self._met = False
 
@@ -69,18 +76,26 @@ class Auto:
         """The decision for a call. `key` stands for the operation, which is made if needed; where
         peers have other sizes than this rank expects, it is near enough to choose by."""
         if self.fabric.rank != 0:
-            return Decision(AUTO, None, "")
+            return _AS_TOLD
         if self.forced is not None:
-            made, forced, heard = operation(), self.forced, self.heard
+            made, heard = operation(), self.heard
             assert heard is not None
-            return Decision(AUTO, None, "", _told(forced), lambda s: heard(made, s))
-        key = (*key, self.fabric.link)
+            return Decision(AUTO, None, "", self.forced.told, lambda s: heard(made, s))
+        if self.fabric.link is not self._link:
+            self._link = self.fabric.link
+            self.forget()
+        found = self._settled.get(key)
+        if found is not None:
+            return found
         guard = self.guards.get(key)
         if guard is None:
             if len(self.guards) >= MAX_SHAPES:
-                del self.guards[next(iter(self.guards))]
+                self.forget()
             guard = self.guards[key] = self._guard(operation())
-        return Decision(AUTO, None, "", _told(guard.next), None if guard.settled else guard.observe)
+        if not guard.settled:
+            return Decision(AUTO, None, "", guard.next.told, guard.observe)
+        decision = self._settled[key] = Decision(AUTO, None, "", guard.choice.told)
+        return decision
 
     def set_mode(self, mode: str) -> None:
         """What chooses where nothing is tuned: the rule, or simulating."""
@@ -95,6 +110,8 @@ class Auto:
     def forget(self) -> None:
         """Chooses anew from now on, e.g. as something was tuned."""
         self.guards.clear()
+        self._settled.clear()
+        self._tuned = None
 
     @property
     def machine(self) -> Machine:
@@ -105,20 +122,26 @@ class Auto:
 
     def _guard(self, operation: AllGatherMatmul) -> Guard:
         if operation.world == 1:
-            return Guard(Choice(_SERIAL, "one rank has nothing to overlap"), _SERIAL)
-        if self.mode == "auto":
-            asked = store.question(operation, str(self.fabric.link), _native.VERSION)
-            found = store.find(asked)
-            if found is not None:
-                why = (
-                    f"tuned here: {found.seconds * 1e3:.3g} ms against "
-                    f"{found.serial_seconds * 1e3:.3g} ms for serial"
-                )
-                return Guard(Choice(found.schedule, why), _SERIAL, watch=False)
-        machine = self.machine
+            return Guard(Choice(_SERIAL, "one rank has nothing to overlap"))
+        found = self._find(operation) if self.mode == "auto" else None
+        if found is not None:
+            why = (
+                f"tuned here: {found.seconds * 1e3:.3g} ms against "
+                f"{found.serial_seconds * 1e3:.3g} ms for serial"
+            )
+            return Guard(Choice(found.schedule, why), watch=False)
         by = model.choose if self.mode == "model" else heuristic.choose
-        serial = heuristic.best_serial(machine, operation)
-        return Guard(by(machine, operation), serial, watch=_guarded())
+        return Guard(by(self.machine, operation), watch=_guarded())
+
+    def _find(self, operation: AllGatherMatmul) -> store.Answer | None:
+        """A tuned result. Which there are is looked up once, so that where there is none, as is
+        usual, a choice does not wait for a disk."""
+        if self._tuned is None:
+            self._tuned = store.listed()
+        if not self._tuned:
+            return None
+        asked = store.question(operation, str(self.fabric.link), _native.VERSION)
+        return store.find(asked) if asked.file in self._tuned else None
 
 
 def of(fabric: HostFabric) -> Auto:
@@ -127,10 +150,6 @@ def of(fabric: HostFabric) -> Auto:
         fabric.chosen = Auto(fabric)
     found: Auto = fabric.chosen
     return found
-
-
-def _told(choice: Choice) -> tuple[str, str]:
-    return choice.schedule.name, choice.why
 
 
 def _guarded() -> bool:

@@ -7,7 +7,6 @@ header says, so all of them switch at the same call.
 
 from __future__ import annotations
 
-from weft.schedule import Schedule
 from weft.select.heuristic import Choice
 
 BLOCK = 4
@@ -21,12 +20,12 @@ TOLERANCE = 0.03
 class Guard:
     """One shape of one group: what it runs next, and what was measured of it."""
 
-    def __init__(self, choice: Choice, serial: Schedule, watch: bool = True) -> None:
+    def __init__(self, choice: Choice, watch: bool = True) -> None:
         self.choice = choice
         self.settled = not watch or choice.schedule.serial
         self._arms = (
             choice,
-            Choice(serial, f"tried against {choice.schedule} in the first calls of this shape"),
+            Choice(choice.serial, f"tried against {choice.schedule} in the first calls"),
         )
         self._samples: tuple[list[float], list[float]] = ([], [])
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import inf
 
 from weft.machine import DTYPES, Machine
@@ -20,11 +20,12 @@ from weft.select.numbers import numbers
 _ENGINES = ("dma", "cores", "direct")
 _FUSIONS = ("fused", "unfused", "adaptive")
 _ADAPTIVE = Schedule.parse("adaptive")
-SERIAL = (Schedule.parse("serial@dma"), Schedule.parse("serial@cores"))
+_SERIAL = Schedule.parse("serial@dma")
+SERIAL = (_SERIAL, Schedule.parse("serial@cores"))
 
 MARGIN = 0.01
 """What overlapping must promise over serial: less is within what the rule may err by."""
-ADAPTIVE_MARGIN = 0.05
+ADAPTIVE_MARGIN = 0.12
 """The same for adaptive, whose pieces depend on arrivals, so that the rule has only their mean."""
 
 PAPER = tuple(
@@ -36,10 +37,16 @@ PAPER = tuple(
 
 @dataclass(frozen=True)
 class Choice:
-    """A schedule, and in words why it is this one."""
+    """A schedule, in words why it is this one, and which serial it is to be compared with."""
 
     schedule: Schedule
     why: str
+    serial: Schedule = _SERIAL
+
+    @cached_property
+    def told(self) -> tuple[str, str]:
+        """The choice as a header tells it."""
+        return self.schedule.name, self.why
 
 
 @lru_cache(maxsize=4096)
@@ -47,12 +54,8 @@ def choose(machine: Machine, operation: AllGatherMatmul) -> Choice:
     """The schedule for which the rule gives the least time."""
     seconds = estimates(machine, operation)
     best = least(seconds)
-    return Choice(best, _why(machine, seconds, best))
-
-
-def best_serial(machine: Machine, operation: AllGatherMatmul) -> Schedule:
-    """Not overlapping at all, with the engine that gathers faster."""
-    return min(SERIAL, key=estimates(machine, operation, SERIAL).__getitem__)
+    serial = min(SERIAL, key=lambda schedule: seconds.get(schedule, inf))
+    return Choice(best, _why(machine, seconds, best), serial)
 
 
 def least(seconds: Mapping[Schedule, float]) -> Schedule:

@@ -30,9 +30,9 @@ def choose(machine: Machine, operation: AllGatherMatmul) -> Choice:
     if not seconds:
         raise Unsupported(f"no schedule of {operation.label} fits {machine.name}")
     best = min(seconds, key=seconds.__getitem__)
-    serial = min((t for s, t in seconds.items() if s.serial), default=seconds[best])
-    return Choice(
-        best,
+    serial = min((s for s in seconds if s.serial), key=seconds.__getitem__, default=best)
+    why = (
         f"simulated on {machine.name}: {seconds[best] * 1e6:.0f} us against "
-        f"{serial * 1e6:.0f} us for serial, {len(seconds)} of {len(predicted)} candidates",
+        f"{seconds[serial] * 1e6:.0f} us for serial, {len(seconds)} of {len(predicted)} candidates"
     )
+    return Choice(best, why, serial)

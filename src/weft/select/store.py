@@ -42,8 +42,13 @@ class Question:
 
     @property
     def path(self) -> Path:
-        told = hashlib.blake2b(json.dumps(asdict(self)).encode(), digest_size=12).hexdigest()
-        return folder() / f"{self.operation}-{told}.json"
+        return folder() / self.file
+
+    @property
+    def file(self) -> str:
+        """The name of the answer's file."""
+        told = hashlib.blake2b(repr(self).encode(), digest_size=12).hexdigest()
+        return f"{self.operation}-{told}.json"
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,14 @@ class Answer:
 def folder() -> Path:
     """Where answers are; it may not exist yet."""
     return host.cache() / "tuned"
+
+
+def listed() -> frozenset[str]:
+    """The names of all files in the folder."""
+    try:
+        return frozenset(os.listdir(folder()))
+    except OSError:
+        return frozenset()
 
 
 def question(operation: AllGatherMatmul, link: str, version: str) -> Question:
