@@ -68,6 +68,7 @@ class HostFabric:
         self.call = 0
         self.broken: Error | None = None
         self.runners: dict[Any, Any] = {}
+        self.chosen: Any = None  # what `weft.select` remembers of this group
         self._stage: list[_native.Block | None] = [None, None]
         self._shared: dict[tuple[str, int], Shared] = {}
         self._workspace = torch.empty(0, dtype=torch.uint8)

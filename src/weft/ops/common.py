@@ -16,6 +16,7 @@ from weft.errors import Mismatch, Unsupported
 from weft.fabric import HostFabric
 from weft.run.call import check_tensor
 from weft.schedule import Schedule
+from weft.select.auto import AUTO, Decision
 
 library = torch.library.Library("weft", "FRAGMENT")  # type: ignore[no-untyped-call]
 """Where `torch.ops.weft.*` are defined."""
@@ -51,19 +52,27 @@ def resolve_group(name: str) -> dist.ProcessGroup:
     return _resolve_process_group(name)  # type: ignore[arg-type]
 
 
-def choose(fabric: HostFabric, schedule: str | Schedule) -> tuple[Schedule, str]:
-    """The schedule of a call, and why it is this one."""
+def requested(schedule: str | Schedule) -> Decision | None:
+    """The schedule that the caller or the environment asks for; None where it is to be chosen."""
     if isinstance(schedule, Schedule):
-        return schedule, "asked for"
+        return Decision(schedule.name, schedule, "asked for")
     if not isinstance(schedule, str):
         raise Unsupported(
             f"schedule must be a name or a weft.Schedule, not {type(schedule).__name__}"
         )
     override = os.environ.get("WEFT_SCHEDULE")
-    if override:
-        return Schedule.parse(override), "WEFT_SCHEDULE is set"
-    if schedule != "auto":
-        return Schedule.parse(schedule), "asked for"
+    found, why = (override, "WEFT_SCHEDULE is set") if override else (schedule, "asked for")
+    if found == AUTO:
+        return None
+    parsed = Schedule.parse(found)
+    return Decision(parsed.name, parsed, why)
+
+
+def choose(fabric: HostFabric, schedule: str | Schedule) -> tuple[Schedule, str]:
+    """The schedule of an operation that no rule chooses for yet, and why it is this one."""
+    decision = requested(schedule)
+    if decision is not None and decision.schedule is not None:
+        return decision.schedule, decision.why
     if fabric.link.paced:
         return Schedule.parse("adaptive@dma"), "links are paced, so copies run beside compute"
     return Schedule.parse("adaptive@direct"), "links are as fast as memory, so nothing is copied"

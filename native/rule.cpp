@@ -1,0 +1,322 @@
+// The rule by which a schedule is chosen: sizes and a machine's numbers in, a time for each out.
+//
+// Every candidate is a pipeline: chunks arrive, and a piece of the GEMM runs when its chunks are
+// there. Its time follows from a handful of terms (docs/heuristic.md derives each of them):
+//
+//   local    the GEMM over the rank's own rows, which needs no communication
+//   step     the pieces that one arrival lets run: launch, gap and body of each, and moving rows
+//            into place where the schedule needs it; this is where decomposition loses
+//   first    when the first chunks are there;  period: how long each further arrival takes
+//   beside   pieces beside communication have less bandwidth or fewer units: contention
+//   decision what adaptive pays for each look at what has arrived
+//
+//   seconds = the longest of   local and all steps, one after the other
+//                              waiting for the first arrival, then all steps
+//                              waiting for the last arrival, then one step
+//
+// Nothing is simulated. It is native only to be quick: 21 candidates in a few microseconds.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <map>
+#include <memory>
+
+#include "gemm_time.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+using namespace weft;
+
+namespace {
+
+enum Engine { kDma, kCores, kDirect };
+enum Fusion { kFused, kUnfused, kAdaptive };
+
+struct Candidate {
+  int engine = kDma;
+  int fusion = kFused;
+  bool serial = false, one_peer = false, columns = false, uniform = false;
+  int64_t depth = 0;  // chunks per shard
+};
+
+// How one engine brings chunks.
+struct Moving {
+  double first, following, completion;  // before bytes flow, between chunks, until a waiter knows
+  double rate, rate_alone, rate_own;    // from each of all peers, from one alone, of own rows
+  double row;                           // each further row of a strided chunk
+  double bandwidth, slowdown;           // what a GEMM has left of memory, and how it is slowed
+};
+
+struct Machine {
+  std::shared_ptr<Gemms> gemms;
+  Moving moving[2];
+  double rate, kernel, gap, latency, bandwidth, decision;
+  double reach, one_peer, from_same;  // reading a peer in place: start, rate, rate if all read it
+  double element, result, sum_bytes;
+  int64_t left;  // compute units left while cores drive a gather
+};
+
+// Seconds of some pieces: alone, and beside communication. Both have `fixed` in them, the launches
+// and gaps.
+struct Piece {
+  double alone = 0.0, beside = 0.0, fixed = 0.0;
+  Piece operator*(double count) const { return {alone * count, beside * count, fixed * count}; }
+  Piece operator+(const Piece& o) const {
+    return {alone + o.alone, beside + o.beside, fixed + o.fixed};
+  }
+};
+
+// When work ends that takes `work.beside` beside communication, which lasts `until`, and
+// `work.alone` after it.
+double end_of(double begin, double until, Piece work) {
+  if (begin + work.beside <= until) return begin + work.beside;
+  if (begin >= until) return begin + work.alone;
+  return until + work.alone * (1.0 - (until - begin) / work.beside);
+}
+
+// The terms of one operation on one machine. `rows` are those of one shard.
+class Terms {
+ public:
+  Terms(const Machine& machine, int64_t world, int64_t m, int64_t rows,
+        const std::vector<int64_t>& columns, int64_t k)
+      : n_(machine), world_(world), m_(m), rows_(rows), k_(k), columns_(columns) {
+    for (int64_t one : columns) load_ += 2.0 * double(m) * double(one) * double(k) / n_.rate;
+  }
+
+  double seconds(const Candidate& c) {
+    engine_ = c.engine == kCores ? kCores : kDma;
+    if (c.engine == kDirect) return direct(c);
+    if (c.serial) return serial();
+    if (c.one_peer) return shards();
+    if (c.fusion == kAdaptive) return adaptive(c);
+    return c.columns ? cut_columns(c) : cut_rows(c);
+  }
+
+ private:
+  const Moving& moving() const { return n_.moving[engine_]; }
+
+  // A GEMM of so many rows over so much of K; `summing` adds to sums made before.
+  Piece gemm(int64_t rows, int64_t k, bool summing = false) {
+    const auto key = std::make_tuple(rows, k, summing);
+    auto found = costs_.find(key);
+    if (found == costs_.end()) {
+      std::vector<Cost> costs;
+      for (int64_t one : columns_) costs.push_back(n_.gemms->cost(rows, one, k, load_, n_.left));
+      found = costs_.emplace(key, std::move(costs)).first;
+    }
+    Piece piece;
+    for (size_t i = 0; i < columns_.size(); ++i) {
+      auto [launch, working, fewer, traffic] = found->second[i];
+      if (launch == 0.0) continue;
+      if (summing) traffic += double(rows) * double(columns_[i]) * (2 * n_.sum_bytes - n_.result);
+      const double body = std::max(working, n_.latency + traffic / n_.bandwidth);
+      const double slowed = traffic / moving().bandwidth;
+      piece.fixed += n_.gap + launch;
+      piece.alone += n_.gap + launch + body;
+      piece.beside += n_.gap + launch +
+                      std::max(engine_ == kDma ? body : fewer, slowed) * moving().slowdown;
+    }
+    return piece;
+  }
+
+  // A kernel that brings rows into place and so reads and writes so many bytes.
+  Piece moving_rows(double bytes) const {
+    const double fixed = n_.gap + n_.kernel + n_.latency;
+    return {fixed + bytes / n_.bandwidth, fixed + bytes / moving().bandwidth, fixed};
+  }
+
+  // Seconds for which the bytes of a chunk flow, from every peer at once.
+  double flow(int64_t rows, int64_t columns, bool own) const {
+    const double bytes = double(rows) * double(columns) * n_.element;
+    const double strided = columns < k_ ? double(rows - 1) * moving().row : 0.0;
+    double seconds = std::max(bytes / moving().rate, bytes / moving().rate_alone + strided);
+    if (own) seconds = std::max(seconds, bytes / moving().rate_own + strided);
+    return seconds;
+  }
+
+  // Arrivals at `first`, then every `period`; each lets a step run, after `local`.
+  double pipeline(Piece local, Piece step, int64_t steps, double first, double period) const {
+    const double last = first + double(steps - 1) * period;
+    const bool waits = local.alone == 0.0;  // then the first piece has no other before it
+    double begin = first - n_.gap;
+    if (!waits) begin = std::max(first, end_of(0.0, last, local) - n_.gap);
+    const double end = end_of(begin, last, step * double(steps));
+    return std::max(end, last + step.alone - (waits && steps == 1 ? n_.gap : 0.0));
+  }
+
+  double serial() {
+    const double alone = gemm(m_, k_).alone - n_.gap;
+    if (world_ == 1) return alone;
+    return moving().first + flow(rows_, k_, true) + moving().completion + alone;
+  }
+
+  // One whole shard after the other, each from one peer.
+  double shards() {
+    const double bytes = double(rows_) * double(k_) * n_.element;
+    const double period = moving().first + bytes / moving().rate_alone + moving().completion;
+    return pipeline(gemm(rows_, k_), gemm(rows_, k_), world_ - 1, period, period);
+  }
+
+  double cut_rows(const Candidate& c) {
+    const int64_t rows = ceil_div(rows_, c.depth), steps = ceil_div(rows_, rows);
+    const int64_t chunks = c.uniform ? world_ : world_ - 1;
+    Piece step;
+    if (c.fusion == kUnfused) {
+      step = gemm(rows, k_) * double(chunks);
+    } else {
+      step = gemm(chunks * rows, k_);
+      if (chunks > 1)  // the rows of a step are scattered to their places
+        for (int64_t one : columns_)
+          step = step + moving_rows(2.0 * double(chunks * rows) * double(one) * n_.result);
+    }
+    const double bytes_flow = flow(rows, k_, c.uniform);
+    const double first = moving().first + bytes_flow + moving().completion;
+    const Piece local = c.uniform ? Piece{} : gemm(rows_, k_);
+    return pipeline(local, step, steps, first, bytes_flow + moving().following);
+  }
+
+  double cut_columns(const Candidate& c) {
+    const int64_t columns = ceil_div(k_, c.depth), steps = ceil_div(k_, columns);
+    Piece step;
+    if (c.fusion == kUnfused) {
+      step = gemm(rows_, columns, true) * double(world_ - 1);
+    } else if (c.uniform) {
+      step = gemm(m_, columns, true);
+    } else {  // all rows but the rank's own
+      step = around([&](int64_t rows) { return gemm(rows, columns, true); });
+    }
+    const double bytes_flow = flow(rows_, columns, c.uniform);
+    const double first = moving().first + bytes_flow + moving().completion;
+    const Piece local = c.uniform ? Piece{} : gemm(rows_, k_);
+    double seconds = pipeline(local, step, steps, first, bytes_flow + moving().following);
+    if (n_.sum_bytes != n_.result) {  // sums are rounded into the result, once
+      const double rows = double(c.uniform ? m_ : m_ - rows_);
+      for (int64_t one : columns_)
+        seconds += moving_rows(rows * double(one) * (n_.sum_bytes + n_.result)).alone;
+    }
+    return seconds;
+  }
+
+  // Pieces read their rows where they are: over a link, one peer at a time.
+  double direct(const Candidate& c) {
+    const int64_t rows = ceil_div(rows_, c.depth), pieces = ceil_div(rows_, rows) * (world_ - 1);
+    // Adaptive takes the highest rows first, on all ranks, so all read the same peer.
+    const bool same = c.fusion == kAdaptive;
+    const double link = same ? n_.from_same : n_.one_peer;
+    const Piece piece = gemm(rows, k_);
+    const double over_link = piece.fixed + double(rows * k_) * n_.element / link;
+    const double each = std::max(piece.alone, over_link) + n_.reach;
+    return gemm(rows_, k_).alone - n_.gap + double(pieces) * (each + (same ? n_.decision : 0.0));
+  }
+
+  // Whatever has arrived, as few pieces as can be. A look finds the arrived rows of one peer side
+  // by side, so pieces grow with the time that a round over all peers takes. What has not been
+  // looked at when the last chunk arrives lies beside its neighbours, and is one piece.
+  double adaptive(const Candidate& c) {
+    const int64_t peers = world_ - 1, rows = ceil_div(rows_, c.depth);
+    const double bytes_flow = flow(rows, k_, false), period = bytes_flow + moving().following;
+    const double first = moving().first + bytes_flow + moving().completion;
+    const double last = first + double(ceil_div(rows_, rows) - 1) * period;
+    const Piece local = gemm(rows_, k_), decision{n_.decision, n_.decision, n_.decision};
+    const double begin = end_of(0.0, last, local) - n_.gap;
+    if (begin >= last)
+      return begin + around([&](int64_t n) { return gemm(n, k_) + decision; }).alone;
+    const double overhead = n_.gap + n_.kernel + n_.decision;
+    const double chunk =
+        (local.beside - n_.gap - n_.kernel) / double(rows_) * double(rows);  // its compute
+    const double start = std::max(begin, first);
+    double now = start;
+    int64_t pieces = 0;
+    for (; now < last && pieces < peers; ++pieces)  // the first round, with what is there by then
+      now += overhead + chunk * (1.0 + std::floor((now - first) / period));
+    double round = now - start;
+    while (now < last) {
+      const double waiting = std::max(1.0, round / period), before = round;
+      round = double(peers) * (overhead + chunk * waiting);
+      if (round <= before * 1.01) {  // compute keeps up: what is left in the end is one round
+        const int64_t left = std::max(rows, int64_t(double(rows) * waiting * 0.75));
+        return last + double(peers) * (gemm(left, k_).alone + n_.decision);
+      }
+      now += round;
+      pieces += peers;
+    }
+    const int64_t looked_at = std::min(pieces, peers);
+    const int64_t total = pieces + looked_at + (peers > looked_at ? 1 : 0);
+    // Pieces are of all sizes around their mean, so that tiles fit some and not others.
+    const int64_t mean = ceil_div(peers * rows_, total);
+    const Piece some = gemm(ceil_div(mean, 2), k_) + gemm(mean + mean / 2, k_);
+    const Piece each = (some + gemm(mean, k_) * 2.0) * 0.25 + decision;
+    const double tail = double(looked_at) * (gemm(rows, k_) + decision).alone;
+    return std::max(end_of(start, last, each * double(total)), last + tail);
+  }
+
+  // A piece over the rows above the rank's own, and one over those below; of the slowest rank.
+  template <typename Make>
+  Piece around(Make make) {
+    Piece slowest = make((world_ - 1) * rows_);
+    for (int64_t above = 1; above <= (world_ - 1) / 2; ++above) {
+      const Piece both = make(above * rows_) + make((world_ - 1 - above) * rows_);
+      if (both.alone > slowest.alone) slowest = both;
+    }
+    return slowest;
+  }
+
+  const Machine& n_;
+  int64_t world_, m_, rows_, k_;
+  const std::vector<int64_t>& columns_;
+  double load_ = 0.0;
+  int engine_ = kDma;
+  std::map<std::tuple<int64_t, int64_t, bool>, std::vector<Cost>> costs_;
+};
+
+}  // namespace
+
+NB_MODULE(_rule, m) {
+  m.doc() = "The rule by which a schedule is chosen, and the GEMM times that it stands on.";
+  nb::class_<Gemms>(m, "Gemms")
+      .def("cost", &Gemms::cost, "m"_a, "n"_a, "k"_a, "load"_a, "left"_a);
+  nb::class_<Tiled, Gemms>(m, "Tiled")
+      .def(nb::init<const std::vector<std::tuple<int64_t, int64_t, int64_t, double, double>>&,
+                    std::tuple<int64_t, int64_t, int64_t>, const std::vector<double>&>(),
+           "tiles"_a, "counts"_a, "numbers"_a);
+  nb::class_<Rated, Gemms>(m, "Rated")
+      .def(nb::init<double, std::tuple<double, double, double>, std::tuple<double, double, double>,
+                    std::pair<double, int64_t>,
+                    const std::vector<std::tuple<double, double, double, double>>&>(),
+           "peak"_a, "half"_a, "bytes"_a, "kernel_and_units"_a, "points"_a);
+  nb::class_<Moving>(m, "Moving")
+      .def(nb::init<double, double, double, double, double, double, double, double, double>(),
+           "first"_a, "following"_a, "completion"_a, "rate"_a, "rate_alone"_a, "rate_own"_a,
+           "row"_a, "bandwidth"_a, "slowdown"_a);
+  nb::class_<Candidate>(m, "Candidate")
+      .def(nb::init<int, int, bool, bool, bool, bool, int64_t>(), "engine"_a, "fusion"_a,
+           "serial"_a, "one_peer"_a, "columns"_a, "uniform"_a, "depth"_a);
+  nb::class_<Machine>(m, "Machine")
+      .def(
+          "__init__",
+          [](Machine* self, std::shared_ptr<Gemms> gemms, const Moving& dma, const Moving& cores,
+             double rate, double kernel, double gap, double latency, double bandwidth,
+             double decision, double reach, double one_peer, double from_same, double element,
+             double result, double sum_bytes, int64_t left) {
+            new (self) Machine{std::move(gemms), {dma, cores}, rate, kernel, gap, latency,
+                               bandwidth, decision, reach, one_peer, from_same, element, result,
+                               sum_bytes, left};
+          },
+          nb::kw_only(), "gemms"_a, "dma"_a, "cores"_a, "rate"_a, "kernel"_a, "gap"_a,
+          "latency"_a, "bandwidth"_a, "decision"_a, "reach"_a, "one_peer"_a, "from_same"_a,
+          "element"_a, "result"_a, "sum_bytes"_a, "left"_a)
+      .def(
+          "seconds",
+          [](const Machine& machine, const std::vector<const Candidate*>& candidates,
+             int64_t world, int64_t m, int64_t rows, const std::vector<int64_t>& columns,
+             int64_t k) {
+            Terms terms(machine, world, m, rows, columns, k);
+            std::vector<double> seconds;
+            for (const Candidate* one : candidates) seconds.push_back(terms.seconds(*one));
+            return seconds;
+          },
+          "candidates"_a, "world"_a, "m"_a, "rows"_a, "columns"_a, "k"_a);
+}
