@@ -133,14 +133,31 @@ def test_a_switch_gives_every_rank_one_port() -> None:
     assert more == pytest.approx(2 * 100 * 100 * 4 / LINK, rel=0.01)
 
 
-def test_a_spinning_engine_is_late_where_another_wants_its_core() -> None:
+@pytest.mark.parametrize(("milliseconds", "apart"), [(3.0, 3.0), (4.5, 8.0), (5.5, 5.5)])
+def test_a_spinning_engine_learns_of_its_link_when_it_has_the_core(
+    milliseconds: float, apart: float
+) -> None:
+    """Beside a long GEMM it has the core for 4 of 8 ms. A link that is through in the first 4 is
+    seen at once; one that is through at 4.5 is seen at 8, too late for the next copy to count from
+    4.5; one at 5.5 is seen within the grace, and the next copy does."""
+    machine = host(link=SHARD / 2 / (milliseconds * 1e-3), slice_=SLICE)
+    machine = replace(machine, compute=replace(machine.compute, rate={"float32": RATE / 100}))
+    plan = operation().lower(Schedule.parse("hetero-unfused-1d:2@cores"))
+    pieces = [p for p in run(plan, machine).pieces if p.task.kind == "copy" and p.task.rank == 0]
+    assert pieces[1].body - pieces[0].body == pytest.approx(apart * 1e-3)
+
+
+def test_a_waiter_that_slept_gets_the_core_from_an_engine_that_spins_on() -> None:
+    plan = operation().lower(Schedule.parse("hetero-unfused-1d:2@cores"))
     slow = SHARD / (20 * WHOLE)
-    prompt = seconds("hetero-unfused-1d:4@cores", host(slow))
-    late = seconds("hetero-unfused-1d:4@cores", host(slow, slice_=SLICE))
-    assert late > prompt + SLICE / 8
-    assert seconds("hetero-unfused-1d:4@dma", host(slow, slice_=SLICE)) == pytest.approx(
-        seconds("hetero-unfused-1d:4@dma", host(slow))
-    )
+
+    def first_wait(machine: Machine) -> float:
+        simulation = run(plan, machine)
+        copy = next(p for p in simulation.pieces if p.task.kind == "copy" and p.task.rank == 0)
+        return simulation.compute_pieces(0)[1].start - copy.end
+
+    assert first_wait(host(slow)) == pytest.approx(WAKE)
+    assert first_wait(host(slow, slice_=SLICE)) == pytest.approx(WAKE + SLICE / 2)
 
 
 def test_every_schedule_runs_every_matmul_once() -> None:

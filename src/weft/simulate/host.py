@@ -69,6 +69,8 @@ class HostEvents(Queues[Work]):
         self._flights: dict[Job[Work], _Flight] = {}
         self._works: dict[tuple[object, ...], Work] = {}
         self._behind: dict[Lane, float] = {}
+        self._turns: dict[Lane, float] = {}
+        self._spinning = dict.fromkeys(self._cores, 0)
 
     # -- what tasks cost ---------------------------------------------------------------------------
 
@@ -78,6 +80,12 @@ class HostEvents(Queues[Work]):
         if work is None:
             work = self._works[key] = self._work(task)
         fixed = work.next if lane.ended == now else work.first
+        if _spins(task, work):
+            core = self._cores[lane.rank]
+            if lane.ended < 0.0:
+                # It starts when those that started before it have had their slices.
+                fixed += self._spinning[core] // core.capacity * self._host.slice
+            self._spinning[core] += 1
         return work, fixed + self._behind.pop(lane, 0.0)
 
     def _work(self, task: AnyTask) -> Work:
@@ -170,7 +178,9 @@ class HostEvents(Queues[Work]):
         delay = job.cost.completion
         if flight.held is not None:
             self._stop(flight.held)
-            delay += self._late(job)
+            delay += self._late(job, now)
+        if _spins(job.task, job.cost):
+            self._spinning[self._cores[job.lane.rank]] -= 1
         del self._flights[job]
         self._finish(job, now, job.cost.core, max(job.cost.core, job.cost.link), delay)
 
@@ -186,26 +196,38 @@ class HostEvents(Queues[Work]):
     def _core_of(self, job: Job[Work]) -> Draws:
         return ((self._cores[job.lane.rank], 1.0),)
 
-    def _late(self, job: Job[Work]) -> float:
-        """Seconds until a spinning thread notices that its link is through: it may be without its
-        core just then, and the others that want it have their slices first. Means are taken.
+    def _late(self, job: Job[Work], now: float) -> float:
+        """Seconds until a waiter goes on after the link of a spinning thread is through.
 
-        A copy that follows is not held up, for it counts from the link's end, unless that is longer
-        ago than `grace`; what compute does next is.
+        Threads that want one core have it in turns, a slice each, and only who has it sees that its
+        link is through. A copy that follows counts from the link's end, unless that is longer ago
+        than `grace`; it, and whatever compute does next, starts when the thread knows. A waiter
+        that slept must then get the core from threads that spin on.
         """
-        core, host = self._cores[job.lane.rank], self._host
+        core, host, lane = self._cores[job.lane.rank], self._host, job.lane
         copies = isinstance(job.task, Copy)
-        more = copies and job.lane.at < len(job.lane.steps)
-        others = (len(core.flows) + more) / core.capacity
-        if others == 0.0:
-            return 0.0
-        chance, longest = others / (others + 1.0), others * host.slice
-        late = chance * longest / 2.0
-        if not copies:
-            self._behind[job.lane] = late
-        elif longest > host.grace:
-            self._behind[job.lane] = chance * (longest**2 - host.grace**2) / (2.0 * longest)
+        round_ = (len(core.flows) // core.capacity + 1.0) * host.slice
+        since = (now - self._turns.setdefault(lane, job.body)) % round_ if round_ else 0.0
+        late = 0.0 if since <= host.slice else round_ - since
+        if late > host.grace or not copies:
+            self._behind[lane] = late
+            self._turns[lane] = now + late
+        if copies and self._asleep(job):
+            more = lane.at < len(lane.steps)
+            late += (len(core.flows) + more) // core.capacity * host.slice / 2.0
         return late
+
+    def _asleep(self, job: Job[Work]) -> bool:
+        """Whether a task on another lane of the rank has nothing left to do but wait for this."""
+        lanes = {
+            self._lane_of[follower.id] for task in job.run for follower in self._followers[task.id]
+        }
+        return any(not lane.busy for lane in lanes if lane is not job.lane)
+
+
+def _spins(task: AnyTask, work: Work) -> bool:
+    """Whether an engine spins until its link is through."""
+    return work.holds_core and work.link > 0.0 and isinstance(task, Copy)
 
 
 def _cores(cores: int, world: int) -> list[Resource]:
