@@ -87,7 +87,7 @@ def main() -> None:
             start = time.perf_counter()
             decoded[name] = decoder.decode(1, arguments.tokens, reduce)
             speeds[name] = arguments.tokens / (time.perf_counter() - start)
-    assert decoded["gloo"] == decoded["weft"], "the two ways decode different tokens"
+    assert decoded["gloo"] == decoded["weft"], f"different tokens: {decoded}"
     if dist.get_rank() == 0:
         for name, speed in speeds.items():
             print(f"{name}  {speed:.0f} tokens/s")

@@ -266,12 +266,13 @@ class HostFabric:
             self.native.fail(self.call)
 
     def close(self) -> None:
-        """Leaves the group; memory goes when the last tensor on it does."""
+        """Leaves the group. Peers that still read this rank's memory in the last call are not
+        disturbed: it goes when the last rank has left and the last tensor on it is gone."""
         self.broken = self.broken or Error("the group was closed")
+        self.native.leave()
         self.runners.clear()
         self._stage = [None, None]
         self._shared.clear()
-        self.native.leave()
 
 
 def _check_cards(cards: Sequence[_Card]) -> None:
