@@ -196,7 +196,7 @@ NB_MODULE(_native, m) {
              for (int r : rings) heap.control(r).doorbell.add_one();
              return moment;
            })
-      .def("reserve", &Fabric::reserve, "source"_a, "bytes"_a, "since"_a)
+      .def("reserve", &Fabric::reserve, "source"_a, "target"_a, "bytes"_a, "since"_a)
       .def(
           "hold",
           [](Fabric& f, uint64_t call, int64_t until, int64_t deadline) {

@@ -124,8 +124,8 @@ Outcome Fabric::wait_doorbell(Call& call, uint64_t seen) {
                      false);
 }
 
-int64_t Fabric::reserve(int source, uint64_t bytes, int64_t since) {
-  return links_.reserve(source, heap_->rank(), bytes, since) + links_.latency();
+int64_t Fabric::reserve(int source, int target, uint64_t bytes, int64_t since) {
+  return links_.reserve(source, target, bytes, since) + links_.latency();
 }
 
 Outcome Fabric::hold(uint64_t call, int64_t until, int64_t deadline) {

@@ -93,8 +93,8 @@ class Fabric {
   Outcome wait(Call& call, int rank, int counter, int64_t* woken_at);
   // Waits for the doorbell to ring once more than `seen`.
   Outcome wait_doorbell(Call& call, uint64_t seen);
-  // When so many bytes of a peer, read in place since a moment, are through the link.
-  int64_t reserve(int source, uint64_t bytes, int64_t since);
+  // When so many bytes, read or written in place since a moment, are through the link.
+  int64_t reserve(int source, int target, uint64_t bytes, int64_t since);
   // Holds the calling thread, and its core, until a moment.
   Outcome hold(uint64_t call, int64_t until, int64_t deadline);
   // Says that this rank touches no other rank's memory for the call any more; gives whether all

@@ -82,6 +82,8 @@ uint64_t Heap::allocate(uint64_t size) {
 
 void Heap::free(uint64_t offset) {
   if (forked()) return;  // the memory is still its parent's
+  // Peers may still read what a rank that has left did its part with; it goes with the last mapping.
+  if (control(rank_).left.load()) return;
   std::lock_guard lock(mutex_);
   const auto used = used_.find(offset);
   if (used == used_.end()) return;

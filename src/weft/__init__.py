@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,10 @@ from weft.errors import Error, InvalidPlan, Mismatch, PeerLost, Timeout, Unsuppo
 from weft.fabric import Link
 from weft.fabric import of as _fabric_of
 from weft.ops.all_gather_matmul import all_gather_matmul
+from weft.ops.all_to_all_matmul import all_to_all_matmul
+from weft.ops.matmul_all_reduce import matmul_all_reduce
+from weft.ops.matmul_all_to_all import matmul_all_to_all
+from weft.ops.matmul_reduce_scatter import matmul_reduce_scatter
 from weft.run.explain import Explanation, explain
 from weft.run.record import Recording, record
 from weft.schedule import Schedule
@@ -17,6 +22,17 @@ from weft.timeline import Span, Timeline
 if TYPE_CHECKING:
     import torch
     import torch.distributed as dist
+
+    from weft import nn
+    from weft.nn import compile, symm_mem_compat
+
+
+def __getattr__(name: str) -> object:
+    """`weft.nn` and what comes from it are imported when first used: DTensor takes a while."""
+    if name not in ("nn", "compile", "symm_mem_compat"):
+        raise AttributeError(f"module 'weft' has no attribute {name!r}")
+    module = importlib.import_module("weft.nn")
+    return module if name == "nn" else getattr(module, name)
 
 
 def symmetric_empty(
@@ -65,8 +81,15 @@ __all__ = [
     "Timeout",
     "Unsupported",
     "all_gather_matmul",
+    "all_to_all_matmul",
+    "compile",
     "configure",
     "explain",
+    "matmul_all_reduce",
+    "matmul_all_to_all",
+    "matmul_reduce_scatter",
+    "nn",
     "record",
+    "symm_mem_compat",
     "symmetric_empty",
 ]

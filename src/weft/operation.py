@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any, ClassVar, Protocol
 
 from weft.errors import Unsupported, nearest
@@ -91,8 +92,13 @@ def _discover() -> None:
 
 def split(total: int, parts: int) -> tuple[int, ...]:
     """The sizes of `torch.tensor_split`: as even as can be, the larger ones first."""
-    base, rest = divmod(total, parts)
+    base, rest = total // parts, total % parts  # no divmod: sizes in graphs are symbols
     return tuple(base + (part < rest) for part in range(parts))
+
+
+def starts(sizes: Sequence[int]) -> list[int]:
+    """Where each part begins, if parts of these sizes follow each other."""
+    return [0, *accumulate(sizes)][:-1]
 
 
 def is_split(sizes: Sequence[int]) -> bool:

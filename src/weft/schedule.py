@@ -120,8 +120,10 @@ class Schedule:
 
         Left out, because another schedule of the space is never worse: local chunks that wait
         although each chunk has its own GEMM (uniform with unfused or adaptive), and peers one at a
-        time below shard level. Points that cannot exist have a reason in `impossible`.
+        time below shard level. Points that cannot exist have a reason in `impossible`; those that
+        only this operation cannot have, in its `refuses`, where it has such a method.
         """
+        refuses = getattr(operation, "refuses", lambda schedule: None)
         if operation.world == 1:
             return [cls.parse("serial")]
         return [
@@ -129,6 +131,7 @@ class Schedule:
             for base in MAIN_NAMES
             for engine in ENGINES
             if (schedule := cls.parse(base).with_engine(engine)).impossible() is None
+            and refuses(schedule) is None
         ]
 
     def impossible(self) -> str | None:

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -47,6 +47,13 @@ class _Card:
     error: str = ""
 
 
+class Shared(NamedTuple):
+    """Workspace in this rank's part of the heap: where peers find it, and its bytes."""
+
+    offset: int
+    memory: torch.Tensor
+
+
 class HostFabric:
     """The shared memory, engines and call numbers of one group. Made by `weft.fabric.of(group)`."""
 
@@ -62,6 +69,7 @@ class HostFabric:
         self.broken: Error | None = None
         self.runners: dict[Any, Any] = {}
         self._stage: list[_native.Block | None] = [None, None]
+        self._shared: dict[tuple[str, int], Shared] = {}
         self._workspace = torch.empty(0, dtype=torch.uint8)
         self.native = self._introduce()
         link = os.environ.get("WEFT_LINK")
@@ -161,6 +169,17 @@ class HostFabric:
         self.native.stage(stage, pointer, size)
         return stage.offset, False
 
+    def shared_workspace(self, name: str, size: int) -> Shared:
+        """Memory for one call that peers may read and write. Like stages, there are two of each
+        name that take turns: by a call's turn nobody touches what an earlier one left there."""
+        key = (name, self.call % 2)
+        found = self._shared.get(key)
+        if found is None or found.memory.numel() < size:
+            self._shared.pop(key, None)
+            block = self._allocate(max(size, 1))
+            found = self._shared[key] = Shared(block.offset, torch.from_numpy(block.array()))
+        return found
+
     def workspace(self, size: int) -> torch.Tensor:
         """Private memory for one call at a time, kept between calls."""
         if self._workspace.numel() < size:
@@ -246,11 +265,13 @@ class HostFabric:
             self.native.fail(self.call)
 
     def close(self) -> None:
-        """Leaves the group; memory goes when the last tensor on it does."""
+        """Leaves the group. Peers that still read this rank's memory in the last call are not
+        disturbed: it goes when the last rank has left and the last tensor on it is gone."""
         self.broken = self.broken or Error("the group was closed")
+        self.native.leave()
         self.runners.clear()
         self._stage = [None, None]
-        self.native.leave()
+        self._shared.clear()
 
 
 def _check_cards(cards: Sequence[_Card]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, overload
@@ -14,21 +13,31 @@ from weft import fabric as fabrics
 from weft.errors import Mismatch, Unsupported
 from weft.fabric import HostFabric
 from weft.operation import is_split
-from weft.ops.common import check_group_rank, choose, dtype_name, group_name, resolve_group
+from weft.ops import gather_contract as _gather_contract  # noqa: F401 - its operator is used
+from weft.ops.common import (
+    as_rows,
+    as_shaped,
+    check_dim,
+    check_group_rank,
+    check_operands,
+    check_out,
+    choose,
+    define,
+    dispatched,
+    dtype_name,
+    group_name,
+    num_rows,
+    resized,
+    resolve_group,
+)
 from weft.plan.all_gather_matmul import AllGatherMatmul
 from weft.plan.tasks import Plannable
-from weft.run.call import Tensors, carry_out, check_tensor, refuse
+from weft.run.call import Tensors, carry_out, refuse
 from weft.run.proposal import Proposal
 from weft.schedule import Schedule
 
 NAME = "all_gather_matmul"
 BESIDE = "the shape of x_shard beside gather_dim and K"
-
-_library = torch.library.Library("weft", "FRAGMENT")  # type: ignore[no-untyped-call]
-_library.define(  # type: ignore[no-untyped-call]
-    "all_gather_matmul(Tensor A_shard, Tensor[] Bs, int gather_dim, str group_name, *, "
-    'bool return_A=False, str schedule="auto", int[]? shard_rows=None) -> (Tensor?, Tensor[])'
-)
 
 
 @overload
@@ -82,17 +91,19 @@ def all_gather_matmul(
         schedule: a name such as "adaptive@dma", a `Schedule`, or "auto".
         out: where to put y: [M, N], or one for each w.
         return_gathered: whether to return the gathered x too.
+        gather_dim: the dimension of x that is cut over the ranks.
         shard_rows: the size of `gather_dim` on every rank, where it is not an even split; in
             compiled graphs, where it is not equal on all ranks.
 
     Returns:
         y [M, N], or a list of them where w is a list; with `return_gathered`, (y, x).
+
+    The backward is overlapped as well: `matmul_reduce_scatter` for x, and for w a matmul that
+    gathers x along its K. A bias of this rank's columns is added outside: `y + bias`.
     """
     several = isinstance(w, (list, tuple))
     weights = list(w) if several else [w]
-    if torch.compiler.is_compiling():
-        if out is not None:
-            raise Unsupported("out= cannot be used in a compiled graph; use the returned tensor")
+    if dispatched([x_shard, *weights], out):
         gathered, ys = torch.ops.weft.all_gather_matmul(
             x_shard,
             weights,
@@ -131,7 +142,10 @@ def _run(
     fabric = fabrics.of(group)
     try:
         chosen, why = choose(fabric, schedule)
-        x, inner = _check(x_shard, weights, gather_dim)
+        check_operands("x_shard", x_shard, weights)
+        gather_dim = check_dim("gather_dim", gather_dim, x_shard)
+        x, inner = as_rows(x_shard, gather_dim)
+        x = x.contiguous()
         if outs is not None:
             _check_outs(outs, weights, x_shard)
         proposal = _propose(fabric, x, weights, inner, chosen, return_gathered, shard_rows, outs)
@@ -151,44 +165,10 @@ def _run(
         return made
 
     results = carry_out(fabric, proposal, chosen, why, inputs, ("x",), _combine, outputs)
-    gathered = _shaped(results["gathered"], x_shard, gather_dim) if return_gathered else None
+    gathered = as_shaped(results["gathered"], x_shard, gather_dim) if return_gathered else None
     if outs is not None:
         return gathered, outs
-    return gathered, [_shaped(results[f"y{i}"], x_shard, gather_dim) for i in range(len(weights))]
-
-
-def _check(
-    x: torch.Tensor, weights: list[torch.Tensor], gather_dim: int
-) -> tuple[torch.Tensor, tuple[int, ...]]:
-    """The shard as a matrix whose rows are gathered, and the sizes that one index of them has."""
-    check_tensor("x_shard", x, (2, 3, 4))
-    for i, weight in enumerate(weights):
-        name = "w" if len(weights) == 1 else f"w[{i}]"
-        check_tensor(name, weight, (2,))
-        if weight.dtype != x.dtype:
-            raise Unsupported(
-                f"x_shard is {dtype_name(x.dtype)} and {name} is {dtype_name(weight.dtype)}; "
-                "cast one to the dtype of the other"
-            )
-        if weight.shape[0] != x.shape[-1]:
-            raise Unsupported(
-                f"{name} has {weight.shape[0]} rows, but x_shard has {x.shape[-1]} columns; "
-                "both are K and must be equal"
-            )
-    dtype_name(x.dtype)
-    if not -x.dim() <= gather_dim < x.dim() or gather_dim % x.dim() == x.dim() - 1:
-        raise Unsupported(f"gather_dim must be from 0 to {x.dim() - 2}, not {gather_dim}")
-    if torch.is_grad_enabled() and any(t.requires_grad for t in (x, *weights)):
-        raise Unsupported(
-            f"{NAME} has no backward yet; call it under torch.no_grad() or detach its inputs"
-        )
-    if x.dim() == 2:
-        return x.contiguous(), ()
-    moved = x.movedim(gather_dim, 0)
-    inner = tuple(moved.shape[1:-1])
-    if 0 in inner:  # nothing to gather but the size of the gathered dimension
-        return x.new_zeros(moved.shape[0], x.shape[-1]), inner
-    return moved.reshape(moved.shape[0] * math.prod(inner), x.shape[-1]).contiguous(), inner
+    return gathered, [as_shaped(results[f"y{i}"], x_shard, gather_dim) for i in range(len(weights))]
 
 
 def _propose(
@@ -201,7 +181,7 @@ def _propose(
     shard_rows: Sequence[int] | None,
     outs: list[torch.Tensor] | None,
 ) -> Proposal:
-    rows_of_one = math.prod(inner) or 1
+    rows_of_one = num_rows(inner)
     declared = None if shard_rows is None else tuple(int(n) * rows_of_one for n in shard_rows)
     if declared is not None:
         check_group_rank("shard_rows", declared, fabric.world, fabric.rank, x.shape[0])
@@ -241,7 +221,7 @@ def _combine(proposals: Sequence[Proposal]) -> AllGatherMatmul:
     rows = tuple(o["rows"] for o in own)
     columns = tuple(tuple(o["columns"]) for o in own)
     if same["shard_rows"] is None:
-        inner = math.prod(same[BESIDE]) or 1
+        inner = num_rows(same[BESIDE])
         sizes = tuple(n // inner for n in rows)
         _check_split("rows of x_shard", sizes, "; if this is meant, say so with shard_rows=[...]")
     for i in range(same["the number of w"]):
@@ -267,39 +247,12 @@ def _check_outs(
 ) -> None:
     if len(outs) != len(weights):
         raise Unsupported(f"out has {len(outs)} tensors for {len(weights)} w; give one for each")
-    if x_shard.dim() != 2:
-        raise Unsupported("out= takes 2-D x_shard only; reshape it to [rows, K] first")
     for i, (out, weight) in enumerate(zip(outs, weights, strict=True)):
         name = "out" if len(outs) == 1 else f"out[{i}]"
-        check_tensor(name, out, (2,))
-        if out.dtype != x_shard.dtype:
-            raise Unsupported(
-                f"{name} is {str(out.dtype).removeprefix('torch.')}, "
-                f"but the result is {dtype_name(x_shard.dtype)}"
-            )
-        if out.shape[1] != weight.shape[1]:
-            raise Unsupported(
-                f"{name} has {out.shape[1]} columns, but the result has {weight.shape[1]}"
-            )
-        if out.requires_grad and torch.is_grad_enabled():
-            raise Unsupported(f"{name} requires grad, and {NAME} has no backward; detach it first")
+        check_out(name, out, x_shard, weights, weight.shape[1], x_name="x_shard")
 
 
-def _shaped(result: torch.Tensor, x: torch.Tensor, gather_dim: int) -> torch.Tensor:
-    """A result's rows as the dimensions of x, with the gathered one grown."""
-    if x.dim() == 2:
-        return result
-    inner = list(x.movedim(gather_dim, 0).shape[1:-1])
-    if 0 in inner:
-        shaped = result.new_empty(result.shape[0], *inner, result.shape[1])
-    else:
-        rows = result.shape[0] // math.prod(inner)
-        shaped = result.view(rows, *inner, result.shape[1])
-    return shaped.movedim(0, gather_dim)
-
-
-@torch.library.impl(_library, NAME, "CPU")
-def _operator(
+def _kernel(
     a_shard: torch.Tensor,
     bs: list[torch.Tensor],
     gather_dim: int,
@@ -316,7 +269,6 @@ def _operator(
     return None if gathered is None else gathered.contiguous(), [y.contiguous() for y in ys]
 
 
-@torch.library.register_fake("weft::all_gather_matmul")  # type: ignore[untyped-decorator]
 def _fake(
     a_shard: torch.Tensor,
     bs: list[torch.Tensor],
@@ -327,8 +279,52 @@ def _fake(
     schedule: str = "auto",
     shard_rows: Sequence[int] | None = None,
 ) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
-    shape = list(a_shard.shape)
-    world = dist.get_world_size(resolve_group(group))
-    shape[gather_dim] = shape[gather_dim] * world if shard_rows is None else sum(shard_rows)
-    gathered = a_shard.new_empty(shape) if return_A else None
-    return gathered, [a_shard.new_empty([*shape[:-1], b.shape[1]]) for b in bs]
+    rows = a_shard.shape[gather_dim] * dist.get_world_size(resolve_group(group))
+    if shard_rows is not None:
+        if min(shard_rows) < 0:
+            raise Unsupported("a compiled graph must know shard_rows of every rank")
+        rows = sum(shard_rows)
+    gathered = resized(a_shard, gather_dim, rows, a_shard.shape[-1]) if return_A else None
+    return gathered, [resized(a_shard, gather_dim, rows, b.shape[1]) for b in bs]
+
+
+def _setup_context(
+    ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: Any, output: Any
+) -> None:
+    x, weights, ctx.gather_dim, ctx.group = inputs
+    ctx.save_for_backward(x, *weights)
+    ctx.schedule = keyword_only_inputs["schedule"]
+
+
+def _backward(ctx: Any, gathered: torch.Tensor | None, ys: list[torch.Tensor]) -> tuple[Any, ...]:
+    """dX = reduce_scatter(sum of dY_i @ W_i^T), dW_i = all_gather(X)^T @ dY_i."""
+    x, *weights = ctx.saved_tensors
+    left, right = list(ys), [w.t() for w in weights]
+    if gathered is not None:
+        # The gathered x is a result, too: its gradient joins the sum as a product with 1.
+        left.append(gathered)
+        right.append(torch.eye(x.shape[-1], dtype=x.dtype))
+    dx = torch.ops.weft.matmul_reduce_scatter(
+        torch.cat(left, -1),
+        torch.cat(right),
+        "sum",
+        ctx.gather_dim,
+        ctx.group,
+        schedule=ctx.schedule,
+        own_rows=x.shape[ctx.gather_dim],
+    )
+    flat = [as_rows(y, ctx.gather_dim)[0] for y in ys]
+    dws = torch.ops.weft.gather_contract(
+        as_rows(x, ctx.gather_dim)[0], flat, None, None, ctx.group, schedule=ctx.schedule
+    )
+    return dx, dws, None, None
+
+
+define(
+    "all_gather_matmul(Tensor A_shard, Tensor[] Bs, int gather_dim, str group_name, *, "
+    'bool return_A=False, str schedule="auto", int[]? shard_rows=None) -> (Tensor?, Tensor[])',
+    _kernel,
+    _fake,
+    _backward,
+    _setup_context,
+)

@@ -1,8 +1,8 @@
 """The adaptive policy, in one place for the executor and the simulator.
 
-Each time the compute lane is free it looks at the matmuls that may run now, takes the largest run
-of adjacent chunks among them (adjacent rows in a and in c, the same b), and multiplies it as one
-GEMM:
+Each time the compute lane is free it looks at the tasks that may run now. A sum goes first: it is
+short, and a peer may wait for it. Otherwise it takes the largest run of adjacent chunks among the
+matmuls (adjacent rows in a and in c, the same b), and multiplies it as one GEMM:
 
     arrived   x1.0 x1.1 .... x1.3 | x2.0 ....     ->  one GEMM over x1.0 x1.1 (x1.3 x2.0 comes next)
 
@@ -14,9 +14,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from operator import attrgetter, itemgetter
 
-from weft.plan.tasks import Matmul, Region
+from weft.plan.tasks import Matmul, Reduce, Region
 
 _row, _merge = attrgetter("c.row"), attrgetter("merge")
+
+
+Loose = Matmul | Reduce
+"""The tasks whose order the policy chooses."""
+
+
+def next_run(ready: Sequence[Loose]) -> list[Loose]:
+    """What to run now of the tasks that may: one sum, or matmuls to run as one."""
+    sums = [task for task in ready if isinstance(task, Reduce)]
+    if sums:
+        return [min(sums, key=attrgetter("id"))]
+    return list(largest_run([task for task in ready if isinstance(task, Matmul)]))
+
+
+def as_one(run: Sequence[Loose]) -> Loose:
+    """The one task that a run is."""
+    first = run[0]
+    if isinstance(first, Reduce):
+        return first
+    return merged([task for task in run if isinstance(task, Matmul)])
 
 
 def largest_run(ready: Sequence[Matmul]) -> list[Matmul]:

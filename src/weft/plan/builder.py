@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from weft.errors import Unsupported
 from weft.plan.tasks import (
     AnyTask,
     Buffer,
@@ -13,9 +14,17 @@ from weft.plan.tasks import (
     Permute,
     Plan,
     Plannable,
+    Reduce,
     Region,
 )
 from weft.schedule import Engine, Schedule
+
+
+def refuse_impossible(schedule: Schedule, reason: str | None = None) -> None:
+    """Raises `Unsupported` where a point of the space cannot exist, or not for an operation."""
+    reason = schedule.impossible() or reason
+    if reason is not None:
+        raise Unsupported(f"{schedule} cannot be planned: {reason}")
 
 
 class Builder:
@@ -65,12 +74,15 @@ class Builder:
         *,
         accumulate: bool = False,
         merge: int | None = None,
+        transposed: bool = False,
         after: Iterable[int | None] = (),
         label: str,
     ) -> int | None:
         if c.num_elements == 0:
             return None
-        return self._add(Matmul(self._id, rank, _ids(after), label, a, b, c, accumulate, merge))
+        return self._add(
+            Matmul(self._id, rank, _ids(after), label, a, b, c, accumulate, merge, transposed)
+        )
 
     def permute(
         self,
@@ -85,6 +97,21 @@ class Builder:
             return None
         sources, targets = zip(*kept, strict=True)
         return self._add(Permute(self._id, rank, _ids(after), label, sources, targets))
+
+    def reduce(
+        self,
+        rank: int,
+        sources: Iterable[Region],
+        targets: Iterable[Region],
+        *,
+        early: bool = False,
+        after: Iterable[int | None] = (),
+        label: str,
+    ) -> int | None:
+        into = tuple(targets)
+        if into[0].num_elements == 0:
+            return None
+        return self._add(Reduce(self._id, rank, _ids(after), label, tuple(sources), into, early))
 
     def plan(self) -> Plan:
         workspace = [0] * self.operation.world

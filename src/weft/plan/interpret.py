@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.plan.order import predecessors, topological
-from weft.plan.tasks import Matmul, Plan, Region
+from weft.plan.tasks import Matmul, Plan, Reduce, Region
 
 Array = npt.NDArray[np.float64]
 
@@ -43,8 +43,14 @@ def interpret(
     for index in order:
         task = plan.tasks[index]
         if isinstance(task, Matmul):
-            product = view(task.a) @ view(task.b)
+            a = view(task.a)
+            product = (a.T if task.transposed else a) @ view(task.b)
             view(task.c)[...] = view(task.c) + product if task.accumulate else product
+            continue
+        if isinstance(task, Reduce):
+            total = sum((view(source) for source in task.sources[1:]), view(task.sources[0]).copy())
+            for target in task.targets:
+                view(target)[...] = total
             continue
         values = [view(source).copy() for source in task.reads()]
         for target, value in zip(task.writes(), values, strict=True):

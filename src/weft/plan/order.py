@@ -6,14 +6,14 @@ from collections.abc import Callable
 from functools import lru_cache
 
 from weft.errors import InvalidPlan
-from weft.plan.tasks import AnyTask, Matmul, Plan
+from weft.plan.tasks import AnyTask, Plan
 
 
 def predecessors(plan: Plan) -> list[list[int]]:
     """For every task, the tasks that must have ended: its `after`, and those ahead in its lane.
 
-    Matmuls with a `merge` may run in any order among themselves, so a lane orders them only
-    against the fixed tasks around them.
+    Loose tasks may run in any order among themselves, so a lane orders them only against the fixed
+    tasks around them.
     """
     before: list[list[int]] = [list(task.after) for task in plan.tasks]
     for queue in plan.lanes.values():
@@ -22,7 +22,7 @@ def predecessors(plan: Plan) -> list[list[int]]:
         for task in queue:
             if last_fixed is not None:
                 before[task.id].append(last_fixed.id)
-            if isinstance(task, Matmul) and task.merge is not None:
+            if task.loose:
                 loose.append(task)
             else:
                 before[task.id].extend(other.id for other in loose)

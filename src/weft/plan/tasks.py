@@ -79,6 +79,11 @@ class Task:
     def lane(self) -> str:
         return COMPUTE
 
+    @property
+    def loose(self) -> bool:
+        """Whether the adaptive policy chooses when it runs, among its loose neighbours."""
+        return False
+
     def reads(self) -> tuple[Region, ...]:
         raise NotImplementedError
 
@@ -111,15 +116,26 @@ class Copy(Task):
 @dataclass(frozen=True, slots=True)
 class Matmul(Task):
     """c = a @ b, or c += a @ b. Of tasks with the same `merge`, the executor may run adjacent ones
-    that are ready as one GEMM, in any order (the adaptive policy); None fixes task and order."""
+    that are ready as one GEMM, in any order (the adaptive policy); None fixes task and order.
+    Where `transposed`, a stands for its transpose: its rows meet the rows of b."""
 
     a: Region
     b: Region
     c: Region
     accumulate: bool = False
     merge: int | None = None
+    transposed: bool = False
 
     kind: ClassVar[str] = "matmul"
+
+    @property
+    def loose(self) -> bool:
+        return self.merge is not None
+
+    @property
+    def inner(self) -> int:
+        """How many terms each element of the product has."""
+        return self.b.rows
 
     def reads(self) -> tuple[Region, ...]:
         return (self.a, self.b, self.c) if self.accumulate else (self.a, self.b)
@@ -144,7 +160,30 @@ class Permute(Task):
         return self.targets
 
 
-AnyTask = Copy | Matmul | Permute
+@dataclass(frozen=True, slots=True)
+class Reduce(Task):
+    """Every target = the sum of the sources in their order, on the compute lane. The sum grows in
+    float32 (in float64 for float64) and is rounded once. Sources may lie in another rank's memory;
+    the sum of one source is that source. `early` lets it run as soon as its sources are there."""
+
+    sources: tuple[Region, ...]
+    targets: tuple[Region, ...]
+    early: bool = False
+
+    kind: ClassVar[str] = "reduce"
+
+    @property
+    def loose(self) -> bool:
+        return self.early
+
+    def reads(self) -> tuple[Region, ...]:
+        return self.sources
+
+    def writes(self) -> tuple[Region, ...]:
+        return self.targets
+
+
+AnyTask = Copy | Matmul | Permute | Reduce
 
 
 class Plannable(Operation, Protocol):
@@ -187,7 +226,7 @@ class Plan:
         return {key: tuple(queue) for key, queue in lanes.items()}
 
     @cached_property
-    def remote_inputs(self) -> frozenset[tuple[int, str]]:
+    def shared_buffers(self) -> frozenset[tuple[int, str]]:
         """Buffers that a rank other than their own touches: these must be in symmetric memory."""
         return frozenset(
             region.key
@@ -221,7 +260,8 @@ class Plan:
                 if task.source.rank != task.target.rank:
                     moved[task.engine] = moved.get(task.engine, 0) + self.num_bytes(task.source)
             else:
-                remote = sum(self.num_bytes(r) for r in task.reads() if r.rank != rank)
+                used = (*task.reads(), *task.writes())
+                remote = sum(self.num_bytes(r) for r in used if r.rank != rank)
                 if remote:
                     moved["direct"] = moved.get("direct", 0) + remote
         return moved

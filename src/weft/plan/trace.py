@@ -2,7 +2,8 @@
 
 Each buffer is a list of pieces. A piece holds either a rectangle of some input (moved there by
 copies and permutes) or a product: rows of one input times columns of another over a stretch of k.
-Accumulating adds pieces on top of others; writing replaces what was there.
+A sum holds the pieces of all its sources, on top of each other. Accumulating adds pieces on top of
+others; writing replaces what was there.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from weft.errors import InvalidPlan
-from weft.plan.tasks import AnyTask, Matmul, Plan, Region
+from weft.plan.tasks import AnyTask, Matmul, Plan, Reduce, Region
 
 Key = tuple[int, str]
 
@@ -33,7 +34,11 @@ class Data:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """Rows of a from `row` on times columns of b from `column` on, over `size` of k from `k` on."""
+    """Rows of a from `row` on times columns of b from `column` on, over `size` of k from `k` on.
+
+    Of a transposed a it is the columns from `row` on and the rows from `k` on; those meet the rows
+    of b from `k + shift` on.
+    """
 
     a: Key
     b: Key
@@ -41,6 +46,7 @@ class Product:
     column: int
     k: int
     size: int
+    shift: int = 0
 
     def moved(self, rows: int, columns: int) -> Product:
         return replace(self, row=self.row + rows, column=self.column + columns)
@@ -148,6 +154,9 @@ def trace(plan: Plan, order: list[int]) -> Contents:
         if isinstance(task, Matmul):
             _multiply(contents, task)
             continue
+        if isinstance(task, Reduce):
+            _add(contents, task)
+            continue
         pairs = list(zip(task.reads(), task.writes(), strict=True))
         moved = [(target, _moved(contents, task, source, target)) for source, target in pairs]
         for target, pieces in moved:
@@ -161,25 +170,39 @@ def _moved(contents: Contents, task: AnyTask, source: Region, target: Region) ->
     return [replace(p, row=p.row + down, column=p.column + right) for p in pieces]
 
 
+def _add(contents: Contents, task: Reduce) -> None:
+    sums = [
+        [piece for source in task.sources for piece in _moved(contents, task, source, target)]
+        for target in task.targets
+    ]
+    for target, pieces in zip(task.targets, sums, strict=True):
+        contents.write(target, pieces)
+
+
 def _multiply(contents: Contents, task: Matmul) -> None:
     c = task.c
     if task.accumulate:
         contents.read_inputs(c, task)
     products: list[Piece] = []
-    if task.a.columns == 0:
-        value = Product(task.a.key, task.b.key, task.a.row, task.b.column, 0, 0)
+    if task.inner == 0:
+        row = task.a.column if task.transposed else task.a.row
+        value = Product(task.a.key, task.b.key, row, task.b.column, 0, 0)
         products.append(Piece(c.row, c.rows, c.column, c.columns, value))
     else:
         for a in contents.read_inputs(task.a, task):
             for b in contents.read_inputs(task.b, task):
-                products.append(_term(task, a, b))
+                product = _term(task, a, b)
+                if product is not None:
+                    products.append(product)
     contents.write(c, products, task.accumulate)
 
 
-def _term(task: Matmul, a: Piece, b: Piece) -> Piece:
+def _term(task: Matmul, a: Piece, b: Piece) -> Piece | None:
     """The product of one rectangle of a with one of b, which must meet over the same k."""
     if isinstance(a.value, Product) or isinstance(b.value, Product):
         raise InvalidPlan(f"{task.label!r} of rank {task.rank} multiplies a result, not an input")
+    if task.transposed:
+        return _transposed_term(task, a, b)
     same_k = a.column - task.a.column == b.row - task.b.row and a.columns == b.rows
     if not same_k or a.value.column != b.value.row:
         raise InvalidPlan(
@@ -192,6 +215,24 @@ def _term(task: Matmul, a: Piece, b: Piece) -> Piece:
     row = task.c.row + a.row - task.a.row
     column = task.c.column + b.column - task.b.column
     return Piece(row, a.rows, column, b.columns, value)
+
+
+def _transposed_term(task: Matmul, a: Piece, b: Piece) -> Piece | None:
+    """The same where rows of a meet rows of b; None where these two share none."""
+    assert isinstance(a.value, Data)
+    assert isinstance(b.value, Data)
+    first_a, first_b = a.row - task.a.row, b.row - task.b.row
+    first = max(first_a, first_b)
+    size = min(first_a + a.rows, first_b + b.rows) - first
+    if size <= 0:
+        return None
+    k, other = a.value.row + first - first_a, b.value.row + first - first_b
+    value = Product(
+        a.value.buffer, b.value.buffer, a.value.column, b.value.column, k, size, other - k
+    )
+    row = task.c.row + a.column - task.a.column
+    column = task.c.column + b.column - task.b.column
+    return Piece(row, a.columns, column, b.columns, value)
 
 
 def covers_once(

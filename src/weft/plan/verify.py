@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 
 from weft.errors import InvalidPlan, Unsupported
 from weft.plan.order import ancestors, predecessors, topological
-from weft.plan.tasks import AnyTask, Copy, Matmul, Permute, Plan, Region
+from weft.plan.tasks import AnyTask, Copy, Matmul, Permute, Plan, Reduce, Region
 from weft.plan.trace import trace
 
 MAX_TASKS = 30_000
@@ -67,7 +67,11 @@ def _check_shapes(plan: Plan) -> None:
 def _fits(task: AnyTask) -> bool:
     if isinstance(task, Matmul):
         a, b, c = task.a, task.b, task.c
-        return a.columns == b.rows and a.rows == c.rows and b.columns == c.columns
+        rows, inner = (a.columns, a.rows) if task.transposed else (a.rows, a.columns)
+        return inner == b.rows and rows == c.rows and b.columns == c.columns
+    if isinstance(task, Reduce):
+        shapes = {(r.rows, r.columns) for r in (*task.sources, *task.targets)}
+        return len(shapes) == 1 and bool(task.sources) and bool(task.targets)
     pairs = zip(task.reads(), task.writes(), strict=True)
     return all((s.rows, s.columns) == (t.rows, t.columns) for s, t in pairs)
 
@@ -125,11 +129,13 @@ def _accumulates(task: AnyTask) -> bool:
 
 
 def _check_moves(plan: Plan) -> None:
-    """No rank pulls the same remote element twice."""
+    """No rank moves the same element of another rank twice, and sums stay in their own rank."""
     moved: dict[tuple[int, int, str], list[Region]] = {}
     for task in plan.tasks:
         if isinstance(task, Permute) and any(r.rank != task.rank for r in task.reads()):
             raise InvalidPlan(f"{task.label!r} of rank {task.rank} permutes another rank's memory")
+        if isinstance(task, Reduce) and any(r.rank != task.rank for r in task.targets):
+            raise InvalidPlan(f"{task.label!r} of rank {task.rank} sums into another rank's memory")
         if isinstance(task, Copy) and task.source.rank != task.target.rank:
             moved.setdefault((task.target.rank, *task.source.key), []).append(task.source)
     for (rank, source, buffer), regions in moved.items():

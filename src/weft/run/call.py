@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
 
 from weft.errors import Error, Unsupported
 from weft.fabric import HostFabric
-from weft.fabric.host import OK
+from weft.fabric.host import OK, Shared
 from weft.plan.tasks import Plan, Plannable
 from weft.plan.verify import verify
 from weft.run import record
@@ -54,31 +55,37 @@ def carry_out(
     shared: Sequence[str],
     combine: Combine,
     outputs: Outputs,
+    workspaces: Mapping[str, int] = MappingProxyType({}),
 ) -> Tensors:
     """Carries out a call and gives its outputs by buffer name.
 
     shared: the inputs that peers may read. combine: the operation that the proposals of all ranks
-    make, or `Mismatch`. outputs: makes the outputs of this rank for an operation.
+    make, or `Mismatch`. outputs: makes the outputs of this rank for an operation. workspaces: the
+    bytes of this rank's workspace that peers touch, by name; as headers say where it is, it is
+    placed before the ranks have agreed, so its names are the same on all ranks, and its sizes
+    follow from the rank's own arguments.
     """
     global last
     with fabric.lock:
         started = time.perf_counter()
         call = fabric.next_call()
         try:
-            placed = _place(fabric, call, proposal, [inputs[name] for name in shared])
-            fabric.native.enter(
-                call, proposal.signature, [offset for offset, _ in placed], proposal.blob
-            )
+            exposed = [inputs[name] for name in shared]
+            placed, space = _place(fabric, call, proposal, exposed, workspaces)
+            offsets = [offset for offset, _ in placed] + [s.offset for s in space.values()]
+            slots = [*shared, *space]
+            memory = {name: s.memory for name, s in space.items()}
+            fabric.native.enter(call, proposal.signature, offsets, proposal.blob)
             runner = fabric.runners.get(proposal.signature)
             if runner is None:
-                runner = _agree(fabric, call, proposal, schedule, combine)
+                runner = _agree(fabric, call, proposal, schedule, combine, slots)
             while True:
                 results = outputs(runner.plan.operation, fabric.rank)
                 tensors = {**inputs, **results}
-                timeline = runner.run(call, tensors, record.active is not None)
+                timeline = runner.run(call, tensors, memory, record.active is not None)
                 if timeline is not None:
                     break
-                runner = _agree(fabric, call, proposal, schedule, combine)
+                runner = _agree(fabric, call, proposal, schedule, combine, slots)
             outcome = fabric.native.done(call)
             if outcome[0] != OK:
                 raise fabric.failure(outcome, runner.label, "its end")
@@ -111,13 +118,19 @@ def refuse(fabric: HostFabric, operation: str, error: Exception) -> None:
 
 
 def _place(
-    fabric: HostFabric, call: int, proposal: Proposal, tensors: Sequence[torch.Tensor]
-) -> list[tuple[int, bool]]:
-    """Puts tensors where peers can read them; where they do not fit, every rank hears it."""
+    fabric: HostFabric,
+    call: int,
+    proposal: Proposal,
+    tensors: Sequence[torch.Tensor],
+    workspaces: Mapping[str, int],
+) -> tuple[list[tuple[int, bool]], dict[str, Shared]]:
+    """Puts tensors where peers can read them, and provides workspace that they may touch; where
+    that does not fit, every rank hears it."""
     if fabric.world == 1:
-        return []
+        return [], {}
     try:
-        return [fabric.share(tensor) for tensor in tensors]
+        placed = [fabric.share(tensor) for tensor in tensors]
+        return placed, {n: fabric.shared_workspace(n, size) for n, size in workspaces.items()}
     except Error as error:
         _say(fabric, call, proposal.operation, error)
         raise
@@ -135,7 +148,12 @@ def _say(fabric: HostFabric, call: int, operation: str, error: Exception) -> Non
 
 
 def _agree(
-    fabric: HostFabric, call: int, proposal: Proposal, schedule: Schedule, combine: Combine
+    fabric: HostFabric,
+    call: int,
+    proposal: Proposal,
+    schedule: Schedule,
+    combine: Combine,
+    slots: Sequence[str],
 ) -> Runner:
     """Reads what every rank means, and makes the runner for it (or finds the one made before)."""
     deadline = fabric.deadline_ns()
@@ -151,7 +169,7 @@ def _agree(
     if runner is None:
         plan = combine(proposals).lower(schedule)
         verify(plan)
-        runner = Runner(plan, fabric, signatures)
+        runner = Runner(plan, fabric, signatures, slots)
         _keep(fabric, signatures, runner)
     _keep(fabric, proposal.signature, runner)
     return runner

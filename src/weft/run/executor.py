@@ -1,8 +1,11 @@
 """Runs a rank's part of a plan on the host fabric.
 
 Engine lanes become a native program, launched at once with every command queued ahead. The compute
-lane is carried out here: each task waits for the counters of what it needs, and matmuls that may
-merge are taken as they become ready (`plan.adaptive`).
+lane is carried out here: each task waits for the counters of what it needs, and loose ones are
+taken as they become ready (`plan.adaptive`).
+
+Until all headers are known to agree, a rank touches only its own memory and signals nothing: its
+plan may have to be made anew, and peers must not take a counter of the old one for the new one's.
 """
 
 from __future__ import annotations
@@ -12,11 +15,11 @@ from dataclasses import dataclass
 
 import torch
 
-from weft.errors import Unsupported
+from weft.errors import InvalidPlan, Unsupported
 from weft.fabric import HostFabric, _native
 from weft.fabric.host import AGAIN, CANCELLED, DISAGREE, OK, Outcome
-from weft.plan.adaptive import largest_run, merged
-from weft.plan.tasks import AnyTask, Copy, Matmul, Permute, Plan, Region
+from weft.plan.adaptive import Loose, as_one, largest_run, merged, next_run
+from weft.plan.tasks import AnyTask, Copy, Matmul, Permute, Plan, Reduce, Region
 from weft.timeline import COMPUTE, Span, Timeline
 
 Counter = tuple[int, int]
@@ -26,10 +29,12 @@ _MAX_PEER_TENSORS = 256
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A task of the compute lane with what was derived for it."""
+    """A task of the compute lane with what was derived for it: counters of other lanes to wait
+    for, loose tasks of this lane that come first, regions of peers, and its own counter."""
 
     task: AnyTask
     waits: tuple[Counter, ...]
+    needs: frozenset[int]
     remote: tuple[Region, ...]
     counter: int
     rings: tuple[int, ...]
@@ -42,18 +47,28 @@ class _Disagree(Exception):
 class Runner:
     """A plan made ready for one rank: made once, run at every call."""
 
-    def __init__(self, plan: Plan, fabric: HostFabric, signatures: Sequence[int]) -> None:
+    def __init__(
+        self, plan: Plan, fabric: HostFabric, signatures: Sequence[int], slots: Sequence[str]
+    ) -> None:
+        """signatures: what each rank's header must say. slots: the names of the buffers whose
+        places the headers give, in their order."""
         self.plan = plan
         self.fabric = fabric
         self.signatures = list(signatures)
         self.label = f"{plan.operation.label}, {plan.schedule}"
         self.buffers = [b for b in plan.buffers if b.rank == fabric.rank]
         self._index = {b.name: i for i, b in enumerate(self.buffers)}
-        self._slots = {name: i for i, name in enumerate(shared_names(plan))}
+        self._slots = {name: i for i, name in enumerate(slots)}
+        missing = {name for _, name in plan.shared_buffers} - set(slots)
+        if missing:
+            raise InvalidPlan(f"{self.label}: {', '.join(sorted(missing))} must be shared")
         counters = _counters(plan)
-        self.program, self.num_lanes = self._build_program(counters)
-        self.parts = _parts(self._build_steps(counters))
-        self._workspace = [b for b in self.buffers if b.kind == "workspace"]
+        self.program, num_lanes = self._build_program(counters)
+        steps = self._build_steps(counters)
+        self.parts = _parts(steps)
+        self.in_flight = num_lanes > 0 or any(step.waits for step in steps)
+        self._workspace = [b for b in self.buffers if b.kind == "workspace" and b.name not in slots]
+        self._shared = [b for b in self.buffers if b.kind == "workspace" and b.name in slots]
         self._workspace_bytes = sum(_aligned(b.num_bytes) for b in self._workspace)
         self._peers: dict[tuple[int, str, int], torch.Tensor] = {}
 
@@ -99,20 +114,28 @@ class Runner:
         return tuple(sorted({rank for rank, lane in waiting if lane == COMPUTE}))
 
     def _build_steps(self, counters: Mapping[int, Counter]) -> list[_Step]:
-        rank = self.fabric.rank
+        rank, tasks = self.fabric.rank, self.plan.tasks
         return [
             _Step(
                 task,
                 self._waits(task, counters),
-                tuple(region for region in task.reads() if region.rank != rank),
+                frozenset(t for t in task.after if tasks[t].rank == rank and tasks[t].loose),
+                tuple(r for r in (*task.reads(), *task.writes()) if r.rank != rank),
                 counters[task.id][1] if task.id in counters else -1,
                 self._rings(task),
             )
             for task in self.plan.lanes.get((rank, COMPUTE), ())
         ]
 
-    def run(self, call: int, tensors: dict[str, torch.Tensor], record: bool) -> Timeline | None:
+    def run(
+        self,
+        call: int,
+        tensors: dict[str, torch.Tensor],
+        shared: Mapping[str, torch.Tensor],
+        record: bool,
+    ) -> Timeline | None:
         """Carries out the call with the tensors of this rank by buffer name (workspace is added).
+        shared: the memory of workspace that peers touch, by name.
 
         The rank must have entered the call. None if the headers of the ranks are not those that
         this runner was made for: then nothing has moved. Otherwise the timeline of this rank,
@@ -120,6 +143,11 @@ class Runner:
         """
         if self._workspace:
             self._add_workspace(tensors)
+        for b in self._shared:
+            if shared[b.name].numel() < b.num_bytes:
+                raise InvalidPlan(f"{self.label}: {b.name} takes {b.num_bytes} shared bytes")
+            raw = shared[b.name][: b.num_bytes]
+            tensors[b.name] = raw.view(getattr(torch, b.dtype)).view(b.rows, b.columns)
         run = _Run(self, call, tensors, record)
         try:
             run.compute()
@@ -165,6 +193,7 @@ class _Run:
         "fabric",
         "flight",
         "native",
+        "pending",
         "plan",
         "record",
         "runner",
@@ -185,8 +214,9 @@ class _Run:
         self.spans: list[Span] = []
         self.deadline = self.fabric.deadline_ns()
         self.agreed = self.fabric.world == 1
+        self.pending: list[_Step] = []
         self.flight: _native.Call | None = None
-        if runner.num_lanes:
+        if runner.in_flight:
             pointers = [tensors[b.name].data_ptr() for b in runner.buffers]
             self.flight = self.native.launch(
                 runner.program, call, self.deadline, pointers, runner.signatures, record
@@ -208,10 +238,24 @@ class _Run:
             self.quiesce()
             raise _Disagree
         self.agreed = True
+        for step in self.pending:
+            self.native.signal(self.call, step.counter, step.rings)
+
+    def signal(self, step: _Step) -> None:
+        """Says that a task has ended; kept back until the ranks are known to agree."""
+        if step.counter < 0:
+            return
+        if self.agreed:
+            self.native.signal(self.call, step.counter, step.rings)
+            return
+        self.pending.append(step)
+        if all(self.native.entered(rank) >= self.call for rank in range(self.fabric.world)):
+            self.agree()
 
     def wait_for(self, step: _Step) -> None:
         flight = self.flight
         assert flight is not None
+        self.agree()
         for rank, counter in step.waits:
             outcome = self.fabric.wait(
                 lambda r=rank, c=counter: self.native.wait(flight, r, c),  # type: ignore[misc]
@@ -250,27 +294,29 @@ class _Run:
             if part.waits:
                 self.wait_for(part)
             self._carry_out(part.task, part.remote)
-            if part.counter >= 0:
-                self.native.signal(self.call, part.counter, part.rings)
+            self.signal(part)
 
     def _adaptive(self, steps: Sequence[_Step]) -> None:
-        """Multiplies what has arrived, as few pieces as can be, until all is done."""
+        """Carries out what may run, matmuls in as few pieces as can be, until all is done."""
         flight = self.flight
         assert flight is not None
-        waiting = {step.task.id: step for step in steps if step.waits}
-        ready: dict[int, Matmul] = {
-            step.task.id: step.task  # type: ignore[misc]
-            for step in steps
-            if not step.waits
-        }
+        of = {step.task.id: step for step in steps}
+        waiting = dict(of)
+        ready: dict[int, Loose] = {}
         while waiting or ready:
             seen = self.native.doorbell()
-            self._collect(waiting, ready)
+            self._collect(waiting, ready, of)
             if ready:
-                run = largest_run(list(ready.values()))
+                run = next_run(list(ready.values()))
+                remote = [region for task in run for region in of[task.id].remote]
                 for task in run:
                     del ready[task.id]
-                self._carry_out(merged(run), ())
+                self._carry_out(as_one(run), remote)
+                for task in run:
+                    self.signal(of.pop(task.id))
+                continue
+            if not self.agreed:
+                self.agree()
                 continue
             label = next(iter(waiting.values())).task.label
             outcome = self.fabric.wait(
@@ -281,16 +327,26 @@ class _Run:
             if outcome[0] == CANCELLED or self.native.outcome(flight)[0] != OK:
                 self._engine_failed(label)
 
-    def _collect(self, waiting: dict[int, _Step], ready: dict[int, Matmul]) -> None:
-        """Moves the tasks that may run now from `waiting` to `ready`."""
-        if not waiting:
+    def _collect(
+        self, waiting: dict[int, _Step], ready: dict[int, Loose], left: Mapping[int, _Step]
+    ) -> None:
+        """Moves the tasks that may run now from `waiting` to `ready`. What waits for counters may
+        not before the ranks agree: until then another plan may have set them."""
+        steps = [
+            step
+            for step in waiting.values()
+            if (self.agreed or not step.waits) and not any(task in left for task in step.needs)
+        ]
+        if not steps:
             return
-        steps = list(waiting.values())
-        first = self.native.reached(self.call, [step.waits[0] for step in steps])
+        nothing = (self.fabric.rank, 0)
+        first = self.native.reached(
+            self.call, [step.waits[0] if step.waits else nothing for step in steps]
+        )
         for step, arrived in zip(steps, first, strict=True):
             if arrived and len(step.waits) > 1:
                 arrived = all(self.native.reached(self.call, step.waits))
-            if arrived:
+            if arrived or not step.waits:
                 del waiting[step.task.id]
                 ready[step.task.id] = step.task  # type: ignore[assignment]
 
@@ -301,7 +357,10 @@ class _Run:
         start = _native.now_ns()
         self._execute(task)
         for region in remote:
-            until = self.native.reserve(region.rank, self.plan.num_bytes(region), start)
+            ends = (region.rank, self.fabric.rank)
+            if region in task.writes():
+                ends = ends[::-1]
+            until = self.native.reserve(*ends, self.plan.num_bytes(region), start)
             self.fabric.wait(
                 lambda u=until: self.native.hold(self.call, u, self.deadline),  # type: ignore[misc]
                 self.runner.label,
@@ -312,7 +371,11 @@ class _Run:
 
     def _execute(self, task: AnyTask) -> None:
         if isinstance(task, Matmul):
-            _multiply(self._view(task.a), self._view(task.b), self._view(task.c), task.accumulate)
+            a = self._view(task.a)
+            a = a.t() if task.transposed else a
+            _multiply(a, self._view(task.b), self._view(task.c), task.accumulate)
+        elif isinstance(task, Reduce):
+            _add(list(map(self._view, task.sources)), list(map(self._view, task.targets)))
         elif isinstance(task, Permute):
             for source, target in zip(task.sources, task.targets, strict=True):
                 self._view(target).copy_(self._view(source))
@@ -335,9 +398,9 @@ class _Run:
 
     def finish(self) -> None:
         """Waits for the engines: copies that no task of this rank waits for may still run."""
+        self.agree()
         flight = self.flight
         if flight is None:
-            self.agree()
             return
         outcome = self.fabric.wait(
             lambda: self.native.finish(flight), self.runner.label, "its own copy engines"
@@ -354,7 +417,7 @@ class _Run:
         return Timeline((*self.spans, *spans), str(self.plan.schedule))
 
     def _span(self, task: AnyTask, lane: str, start: int, end: int) -> Span:
-        flops = 2 * task.c.num_elements * task.a.columns if isinstance(task, Matmul) else 0
+        flops = 2 * task.c.num_elements * task.inner if isinstance(task, Matmul) else 0
         moved = sum(self.plan.num_bytes(r) for r in task.reads()) if not flops else 0
         return Span(
             self.fabric.rank, lane, task.label, task.kind, start / 1e9, end / 1e9, moved, flops
@@ -373,14 +436,32 @@ def _multiply(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, accumulate: boo
         torch.mm(a, b, out=c)
 
 
+def _add(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
+    """Every target = the sum of the sources in their order, rounded once."""
+    first, rest = sources[0], sources[1:]
+    total = targets[0]
+    if len(sources) > 2 and total.dtype.itemsize < 4:
+        total = first.float()
+        for source in rest:
+            total += source
+        targets[0].copy_(total)
+    elif rest:
+        torch.add(first, rest[0], out=total)
+        for source in rest[1:]:
+            total += source
+    else:
+        total.copy_(first)
+    for target in targets[1:]:
+        target.copy_(targets[0])
+
+
 def _parts(steps: Sequence[_Step]) -> list[_Step | list[_Step]]:
     """The compute lane in the order in which it is carried out: single tasks, and stretches of
     tasks to be taken as they become ready. Tasks of a stretch that wait for nothing are ready
     together, so their pieces are fixed here."""
     parts: list[_Step | list[_Step]] = []
     for step in steps:
-        loose = isinstance(step.task, Matmul) and step.task.merge is not None
-        if not loose:
+        if not step.task.loose:
             parts.append(step)
         elif parts and isinstance(parts[-1], list):
             parts[-1].append(step)
@@ -388,7 +469,7 @@ def _parts(steps: Sequence[_Step]) -> list[_Step | list[_Step]]:
             parts.append([step])
     settled: list[_Step | list[_Step]] = []
     for part in parts:
-        if isinstance(part, list) and not any(step.waits for step in part):
+        if isinstance(part, list) and not any(s.waits or s.needs or s.counter >= 0 for s in part):
             settled.extend(_pieces(part))
         else:
             settled.append(part)
@@ -404,13 +485,8 @@ def _pieces(steps: Sequence[_Step]) -> list[_Step]:
         remote = tuple(region for task in run for region in left[task.id].remote)
         for task in run:
             del left[task.id]
-        pieces.append(_Step(merged(run), (), remote, -1, ()))
+        pieces.append(_Step(merged(run), (), frozenset(), remote, -1, ()))
     return pieces
-
-
-def shared_names(plan: Plan) -> list[str]:
-    """The names of buffers that peers touch, in the order of a header's slots."""
-    return sorted({name for _, name in plan.remote_inputs})
 
 
 def _counters(plan: Plan) -> dict[int, Counter]:

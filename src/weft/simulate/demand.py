@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import sqrt
 
 from weft.machine import DTYPES, Machine
-from weft.plan.tasks import Copy, Matmul, Permute, Plan, Region
+from weft.plan.tasks import Copy, Matmul, Permute, Plan, Reduce, Region
 from weft.simulate.cost import bandwidth_of, copy, gemm, memory_bound
 from weft.simulate.node import Draws, Node
 from weft.simulate.sharing import Resource
@@ -85,17 +85,17 @@ class Demands:
             found = self._transfers[key] = self._copy(task)
         return found
 
-    def kernel(self, task: Matmul | Permute) -> Kernel:
-        if isinstance(task, Permute):
-            traffic = [self.plan.num_bytes(r) for r in (*task.sources, *task.targets)]
-            key: tuple[object, ...] = (task.rank, sum(traffic))
+    def kernel(self, task: Matmul | Permute | Reduce) -> Kernel:
+        if not isinstance(task, Matmul):
+            sizes = [(r.rank, self.plan.num_bytes(r)) for r in (*task.sources, *task.targets)]
+            key: tuple[object, ...] = (task.rank, task.kind, *sizes)
         else:
             a, b, c = task.a, task.b, task.c
-            sizes = (a.rows, b.columns, a.columns)
-            key = (task.rank, a.rank, b.rank, *sizes, a.buffer, c.buffer, task.accumulate)
+            shape = (a.rows, b.columns, a.columns, task.transposed, task.accumulate)
+            key = (task.rank, a.rank, b.rank, c.rank, *shape, a.buffer, c.buffer)
         found = self._kernels.get(key)
         if found is None:
-            found = self._permute(task) if isinstance(task, Permute) else self._matmul(task)
+            found = self._matmul(task) if isinstance(task, Matmul) else self._move(task)
             self._kernels[key] = found
         return found
 
@@ -120,7 +120,8 @@ class Demands:
             size, cost.rate, draws, cost.command, following, cost.completion, cost.units
         )
 
-    def _permute(self, task: Permute) -> Kernel:
+    def _move(self, task: Permute | Reduce) -> Kernel:
+        """A permute or a sum: all that counts is the bytes it reads and writes, and from where."""
         machine = self.machine
         read = sum(map(self.plan.num_bytes, task.sources))
         written = sum(map(self.plan.num_bytes, task.targets))
@@ -128,13 +129,16 @@ class Demands:
         def body(units: int) -> float:
             return memory_bound(machine, read, written, units=units).memory_seconds
 
-        draws = self.node.draws([(("memory", task.rank, 0), 1.0)])
+        total = float(read + written)
+        wanted, here, reach = self._remote(task.rank, (*task.sources, *task.targets), total)
+        wanted.append((("memory", task.rank, 0), here / total))
         launch = memory_bound(machine, read, written).launch
-        return Kernel(launch, float(read + written), draws, body)
+        launch += machine.links.latency if reach else 0.0
+        return Kernel(launch, total, self.node.draws(wanted), body, reach)
 
     def _matmul(self, task: Matmul) -> Kernel:
         machine = self.machine
-        m, n, k = task.a.rows, task.b.columns, task.a.columns
+        m, n, k = task.c.rows, task.c.columns, task.inner
         dtype = self.plan.buffer[task.a.key].dtype
         whole = gemm(machine, m, n, k, dtype)
         load = self._load(task.rank, dtype)
@@ -148,20 +152,29 @@ class Demands:
             moving = machine.memory.latency + traffic / bandwidth_of(machine, units)
             return max(_under_load(machine, cost.compute_seconds, load), moving)
 
-        wanted: Draws = []
-        here, reach = traffic, 0.0
-        for operand in (task.a, task.b):
-            if operand.rank == task.rank:
-                continue
-            # Read in place, once: tiles that need the same rows run together and share them.
-            size = self.plan.num_bytes(operand)
-            wanted += self.node.route(operand.rank, task.rank, size / traffic)
-            wanted.append((("memory", operand.rank, 0), size / traffic))
-            here -= size
-            reach = max(reach, size / machine.links.to_one_peer())
+        # Read in place, once: tiles that need the same rows run together and share them.
+        wanted, here, reach = self._remote(task.rank, (task.a, task.b, task.c), traffic)
         wanted.append((("memory", task.rank, 0), max(here, 0.0) / traffic))
         launch = whole.launch + (machine.links.latency if reach else 0.0)
         return Kernel(launch, traffic, self.node.draws(wanted), body, reach)
+
+    def _remote(
+        self, rank: int, regions: tuple[Region, ...], traffic: float
+    ) -> tuple[Draws, float, float]:
+        """What a kernel draws for regions of peers (the last one written, the others read), what
+        traffic is left in its own memory, and how long the regions take over idle links."""
+        wanted: Draws = []
+        here, reach = traffic, 0.0
+        for region in regions:
+            if region.rank == rank:
+                continue
+            size = self.plan.num_bytes(region)
+            ends = (rank, region.rank) if region is regions[-1] else (region.rank, rank)
+            wanted += self.node.route(*ends, size / traffic)
+            wanted.append((("memory", region.rank, 0), size / traffic))
+            here -= size
+            reach = max(reach, size / self.machine.links.to_one_peer())
+        return wanted, here, reach
 
     def _load(self, rank: int, dtype: str) -> float:
         """Seconds that the rank's matmuls keep its units busy, at the rate of their inner loops."""

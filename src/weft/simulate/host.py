@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from weft.machine import Host, Machine
-from weft.plan.tasks import AnyTask, Copy, Matmul, Permute, Plan
+from weft.plan.tasks import AnyTask, Copy, Matmul, Plan, Region
 from weft.simulate.cost import gemm, memory_bound
 from weft.simulate.demand import runs_of
 from weft.simulate.node import Node
@@ -92,18 +92,26 @@ class HostEvents(Queues[Work]):
         machine = self._machine
         if isinstance(task, Copy):
             return self._copy(task)
-        if isinstance(task, Permute):
+        if not isinstance(task, Matmul):
             read = sum(map(self._plan.num_bytes, task.sources))
             written = sum(map(self._plan.num_bytes, task.targets))
             moving = memory_bound(machine, read, written).memory_seconds
             core = moving + len(task.sources) * self._host.region
-            return self._kernel(core, 0.0, ())
+            return self._in_place(task, core)
         dtype = self._plan.buffer[task.a.key].dtype
-        core = gemm(machine, task.a.rows, task.b.columns, task.a.columns, dtype).compute_seconds
-        if task.a.rank == task.rank or not self._linked:
+        core = gemm(machine, task.c.rows, task.c.columns, task.inner, dtype).compute_seconds
+        return self._in_place(task, core)
+
+    def _in_place(self, task: AnyTask, core: float) -> Work:
+        """A task of the compute lane, which a region of a peer holds up until it is through."""
+        links = self._machine.links
+        read = [(r, r.rank, task.rank) for r in task.reads() if r.rank != task.rank]
+        written = [(r, task.rank, r.rank) for r in task.writes() if r.rank != task.rank]
+        if not (read or written) or not self._linked:
             return self._kernel(core, 0.0, ())
-        link = self._plan.num_bytes(task.a) / machine.links.to_one_peer() + machine.links.latency
-        return self._kernel(core, link, self._route(task.a.rank, task.rank))
+        region, source, target = (read + written)[0]
+        link = self._plan.num_bytes(region) / links.to_one_peer() + links.latency
+        return self._kernel(core, link, self._route(source, target))
 
     def _kernel(self, core: float, link: float, route: Draws) -> Work:
         launch = self._machine.launch
@@ -236,10 +244,8 @@ def _key(task: AnyTask) -> tuple[object, ...]:
     if isinstance(task, Copy):
         here, there = task.source, task.target
         return (task.rank, here.key, there.key, here.rows, here.columns, task.engine)
-    if isinstance(task, Permute):
-        return (
-            task.rank,
-            tuple((r.buffer, r.num_elements) for r in (*task.sources, *task.targets)),
-        )
-    assert isinstance(task, Matmul)
-    return (task.rank, task.a.key, task.a.rows, task.b.columns, task.a.columns)
+
+    def size(region: Region) -> tuple[object, ...]:
+        return (region.key, region.rows, region.columns)
+
+    return (task.rank, task.kind, *map(size, task.reads()), *map(size, task.writes()))

@@ -2,9 +2,9 @@
 
 Lanes are queues. A task starts when what it waits for has ended and its lane is free. First comes
 a fixed part that uses nothing others could use, then a body of flows that share what is active.
-Of tasks with a `merge`, the compute lane takes the largest run that is ready (`plan.adaptive`) and
-pays for the decision. What tasks cost, and what their bodies are, is said by the classes made from
-`Queues`: `events.Events` for nodes of devices, `host.HostEvents` for the cores of a host.
+Of loose tasks, the compute lane takes what `plan.adaptive` says and pays for the decision. What
+tasks cost, and what their bodies are, is said by the classes made from `Queues`: `events.Events`
+for nodes of devices, `host.HostEvents` for the cores of a host.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from heapq import heappop, heappush
 from typing import Any, Generic, TypeVar
 
 from weft.errors import InvalidPlan
-from weft.plan.adaptive import largest_run, merged
-from weft.plan.tasks import AnyTask, Copy, Matmul, Plan
+from weft.plan import adaptive
+from weft.plan.tasks import AnyTask, Copy, Matmul, Plan, Reduce
 from weft.simulate.result import Piece
 from weft.simulate.sharing import Flow, Sharing
 
@@ -35,11 +35,11 @@ class Loose:
 
     def __init__(self) -> None:
         self.left = 0
-        self.ready: list[Matmul] = []
+        self.ready: list[adaptive.Loose] = []
 
-    def take(self) -> list[Matmul]:
-        """The run to multiply next; it is no longer ready, nor left."""
-        run = largest_run(self.ready)
+    def take(self) -> list[adaptive.Loose]:
+        """The run that comes next; it is no longer ready, nor left."""
+        run = adaptive.next_run(self.ready)
         taken = {task.id for task in run}
         self.ready = [task for task in self.ready if task.id not in taken]
         self.left -= len(run)
@@ -154,7 +154,7 @@ class Queues(ABC, Generic[Cost]):
             self._waiting[task.id] = len(before)
             for other in before:
                 self._followers[other].append(task)
-            if isinstance(task, Matmul) and task.merge is not None:
+            if isinstance(task, Matmul | Reduce) and task.loose:
                 loose = lane.steps[-1] if lane.steps else None
                 if not isinstance(loose, Loose):
                     loose = Loose()
@@ -179,7 +179,7 @@ class Queues(ABC, Generic[Cost]):
             if step.ready:
                 run = step.take()
                 lane.at += step.left == 0
-                self._start(lane, run, merged(run), self._decision, now)
+                self._start(lane, run, adaptive.as_one(run), self._decision, now)
         elif self._waiting[step.id] == 0:
             lane.at += 1
             self._start(lane, (step,), step, 0.0, now)
@@ -215,6 +215,6 @@ class Queues(ABC, Generic[Cost]):
             self._waiting[task.id] -= 1
             if self._waiting[task.id] == 0:
                 loose = self._loose_of.get(task.id)
-                if loose is not None and isinstance(task, Matmul):
+                if loose is not None and isinstance(task, Matmul | Reduce):
                     loose.ready.append(task)
                 self._touched[self._lane_of[task.id]] = None

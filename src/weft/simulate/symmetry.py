@@ -7,7 +7,7 @@ they lie in a buffer makes no difference, except to the adaptive policy, which m
 
 from __future__ import annotations
 
-from weft.plan.tasks import AnyTask, Copy, Matmul, Permute, Plan, Region
+from weft.plan.tasks import AnyTask, Copy, Matmul, Permute, Plan, Reduce, Region
 
 
 def ranks_of(plan: Plan) -> list[list[AnyTask]]:
@@ -51,6 +51,9 @@ def _signature(
         return (task.kind, after, size(task.source), size(task.target), task.engine, lane)
     if isinstance(task, Permute):
         return (task.kind, after, *map(size, task.sources), *map(size, task.targets))
+    if isinstance(task, Reduce):
+        parts = (*map(size, task.sources), *map(size, task.targets))
+        return (task.kind, after, task.early, len(task.sources), *parts)
     merging: tuple[object, ...] = ()
     if task.merge is not None:
         first = next(t for t in tasks if isinstance(t, Matmul) and t.merge == task.merge)
@@ -60,4 +63,5 @@ def _signature(
             task.c.row - first.c.row,
             task.a.buffer == first.a.buffer,
         )
-    return (task.kind, after, *map(size, (task.a, task.b, task.c)), task.accumulate, merging)
+    shape = (*map(size, (task.a, task.b, task.c)), task.accumulate, task.transposed)
+    return (task.kind, after, *shape, merging)

@@ -20,8 +20,9 @@ from typing import Any
 
 from weft.machine import Machine
 from weft.operation import ITEM_BYTES, split
-from weft.plan.all_gather_matmul import HALF, AllGatherMatmul
+from weft.plan.all_gather_matmul import AllGatherMatmul
 from weft.plan.builder import Builder
+from weft.plan.gathering import HALF
 from weft.plan.tasks import Plan, Region
 from weft.schedule import Schedule
 from weft.simulate import run

@@ -19,10 +19,10 @@ from weft.errors import Unsupported
 from weft.fabric import Link, of
 from weft.fabric.link import Topology
 from weft.operation import Operation
-from weft.ops.all_gather_matmul import all_gather_matmul
-from weft.plan.all_gather_matmul import AllGatherMatmul
+from weft.plan.tasks import Plannable
 from weft.run.record import record
 from weft.schedule import Schedule
+from weft.study.arms import arms_of
 from weft.study.launch import Report, launch
 from weft.timeline import Timeline, percent_of_ideal
 
@@ -120,7 +120,7 @@ class Measurement:
 
 
 def measure(
-    operation: AllGatherMatmul,
+    operation: Plannable,
     link: LinkSpec,
     schedules: Sequence[Schedule],
     *,
@@ -155,48 +155,31 @@ def measure(
 
 def _measure_rank(
     report: Report,
-    operation: AllGatherMatmul,
+    operation: Plannable,
     spec: LinkSpec,
     schedules: list[Schedule],
     repeat: int,
     yardstick: tuple[int, int, int] | None,
 ) -> Measurement | None:
-    rank = dist.get_rank()
     fabric = of(None)
-    random = torch.Generator().manual_seed(rank + 1)
-    dtype: torch.dtype = getattr(torch, operation.dtype)
-    k, columns = operation.k, operation.columns[rank]
-    x = fabric.symmetric_empty((operation.rows[rank], k), dtype)
-    x.copy_(torch.randn(operation.rows[rank], k, generator=random))
-    whole = torch.randn(operation.m, k, generator=random).to(dtype)
-    weights = [torch.randn(k, n, generator=random).to(dtype) for n in columns]
-    outs = [torch.empty(operation.m, n, dtype=dtype) for n in columns]
-    rows = operation.rows
-
-    def compute() -> None:
-        for w, out in zip(weights, outs, strict=True):
-            torch.mm(whole, w, out=out)
-
-    def communicate() -> None:
-        all_gather_matmul(x, [], schedule="serial@dma", return_gathered=True, shard_rows=rows)
-
-    def overlapped(schedule: Schedule) -> Callable[[], None]:
-        return lambda: all_gather_matmul(x, weights, schedule=schedule, out=outs, shard_rows=rows)
-
+    made = arms_of(operation, fabric)
     report(0.0, "warming up")
-    alone = statistics.median(timed(compute) for _ in range(5))
+    alone = statistics.median(timed(made.compute) for _ in range(5))
     link = spec.link or _paced(operation, spec, _slowest(alone))
     fabric.set_link(link)
-    arms: dict[str, Callable[[], None]] = {"compute": compute, "communication": communicate}
+    arms: dict[str, Callable[[], None]] = {
+        "compute": made.compute,
+        "communication": made.communicate,
+    }
     if yardstick is not None:
         arms[YARDSTICK] = _multiplications(*yardstick)
-    arms.update({str(schedule): overlapped(schedule) for schedule in schedules})
+    arms.update({str(schedule): made.call(schedule) for schedule in schedules})
     samples = interleaved(arms, repeat, report)
     timelines: dict[str, list[Timeline]] = {}
     for schedule in schedules:
         report(1.0, f"recording {schedule}")
         timelines[str(schedule)] = _recorded(arms[str(schedule)])
-    if rank != 0:
+    if fabric.rank != 0:
         return None
     return _summarise(operation, link, schedules, samples, timelines)
 
@@ -252,7 +235,7 @@ def _recorded(function: Callable[[], None]) -> list[Timeline]:
 
 
 def _summarise(
-    operation: AllGatherMatmul,
+    operation: Plannable,
     link: Link,
     schedules: list[Schedule],
     samples: dict[str, list[float]],

@@ -1,0 +1,70 @@
+"""The five operators in one table: how much of the ideal each reaches on a balanced link, and what
+each costs at memory speed beside its compute alone and beside gloo + mm."""
+
+from __future__ import annotations
+
+import statistics
+
+from weft.benchmarks import Check, Result, part
+from weft.fabric import of
+from weft.operation import find
+from weft.schedule import Schedule
+from weft.study.arms import arms_of
+from weft.study.launch import Report, launch
+from weft.study.measure import LinkSpec, interleaved, measure
+
+NAMES = (
+    "all_gather_matmul",
+    "matmul_reduce_scatter",
+    "matmul_all_reduce",
+    "all_to_all_matmul",
+    "matmul_all_to_all",
+)
+M, N, K, WORLD = 2048, 1024, 2048, 2
+PACED = ("shard-p2p@dma", "hetero-unfused-1d@dma", "adaptive@dma", "adaptive:8@dma")
+DIRECT = "adaptive@direct"
+REPEAT = 15
+
+HEADERS = ("operator", "link", "arm", "ms", "speedup", "of ideal %")
+
+
+def run(report: Report) -> Result:
+    """Each operator on 2 ranks, fp32: its best schedule on a balanced link, and direct."""
+    rows: list[list[str | float]] = []
+    checks: list[Check] = []
+    schedules = [Schedule.parse(name) for name in PACED]
+    for number, name in enumerate(NAMES):
+        operation = find(name).of(M, N, K, WORLD)
+        progress = part(report, 2 * number, 2 * len(NAMES))
+        balanced = LinkSpec.parse("balanced")
+        result = measure(operation, balanced, schedules, repeat=REPEAT, report=progress)
+        for arm in result.arms:
+            speedup, reached = f"{arm.speedup:.2f}x", round(arm.percent_of_ideal)
+            rows.append([name, "balanced", arm.name, _ms(arm.seconds), speedup, reached])
+        best = result.best
+        checks.append(
+            Check(f"{name} balanced: {best.name} % of ideal", best.percent_of_ideal, ">= 85")
+        )
+        progress = part(report, 2 * number + 1, 2 * len(NAMES))
+        memory = launch(WORLD, _memory_speed, name, report=progress)[0]
+        rows += [[name, "memory", arm, _ms(seconds), "", ""] for arm, seconds in memory.items()]
+        direct = memory[DIRECT]
+        compute, gloo = direct / memory["compute"], direct / memory["gloo + mm"]
+        checks.append(Check(f"{name} memory: {DIRECT} / compute", compute, "<= 1.10"))
+        checks.append(Check(f"{name} memory: {DIRECT} / gloo + mm", gloo, "<= 1.0"))
+    return Result(HEADERS, rows, checks)
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1e3, 2)
+
+
+def _memory_speed(report: Report, name: str) -> dict[str, float]:
+    arms = arms_of(find(name).of(M, N, K, WORLD), of(None))
+    actions = {
+        "compute": arms.compute,
+        DIRECT: arms.call(Schedule.parse(DIRECT)),
+        "gloo + mm": arms.plain,
+    }
+    samples = interleaved(actions, REPEAT, report)
+    return {arm: statistics.median(values) for arm, values in samples.items()}

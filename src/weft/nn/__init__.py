@@ -1,0 +1,20 @@
+"""weft inside models: parallel styles for `parallelize_module`, and a pass for `torch.compile`."""
+
+from weft.nn.compiling import compile, overlap_pass
+from weft.nn.report import Match, NearMiss, Report
+from weft.nn.styles import ColwiseParallel, ColwiseTogether, RowwiseParallel, SequenceParallel
+from weft.nn.symm_mem import SymmMemCompat, symm_mem_compat
+
+__all__ = [
+    "ColwiseParallel",
+    "ColwiseTogether",
+    "Match",
+    "NearMiss",
+    "Report",
+    "RowwiseParallel",
+    "SequenceParallel",
+    "SymmMemCompat",
+    "compile",
+    "overlap_pass",
+    "symm_mem_compat",
+]

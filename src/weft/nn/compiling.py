@@ -1,0 +1,134 @@
+"""`weft.compile`, and the pass that it stands on: pairs of collective and product in a graph become
+weft's operators.
+
+The pass takes graphs of aten operations with functional collectives, as AOTAutograd makes them: of
+the forward, of the backward, or of both. It looks through views, transposes, chunks and casts by
+following where elements are (layout.py), not by the shape of a pattern.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule
+
+from weft.errors import Unsupported
+from weft.nn import gathering, reducing
+from weft.nn.report import Report
+from weft.nn.rewrite import sort
+
+BACKENDS = ("eager", "inductor")
+
+
+def overlap_pass(module: GraphModule | Graph, schedule: str = "auto") -> Report:
+    """Replaces collective + product pairs in a graph, in place, and reports on every one.
+
+    Equals nothing in plain torch: results stay the same, and pairs run as one operator each.
+
+    Args:
+        module: an FX graph (module) of aten operations whose nodes carry fake values in
+            `meta["val"]`, as AOTAutograd gives to its compilers.
+        schedule: of the operators that are put in.
+    """
+    start = time.perf_counter()
+    graph = module.graph if isinstance(module, GraphModule) else module
+    report = Report()
+    graph.eliminate_dead_code()
+    for node in list(graph.nodes):
+        if node.target in reducing.COLLECTIVES and node.target not in gathering.COLLECTIVES:
+            reducing.replace(graph, node, schedule, report)
+    for node in list(graph.nodes):
+        if node.target in gathering.COLLECTIVES:
+            _replace_moving(graph, node, schedule, report)
+    sort(graph)
+    graph.lint()
+    if isinstance(module, GraphModule):
+        module.recompile()
+    report.seconds = time.perf_counter() - start
+    return report
+
+
+def _replace_moving(graph: Graph, node: Any, schedule: str, report: Report) -> None:
+    """An all-to-all may have products behind it or before it; the first that fits is taken."""
+    if node.target not in reducing.COLLECTIVES:
+        gathering.replace(graph, node, schedule, report)
+        return
+    behind, before = Report(), Report()
+    gathering.replace(graph, node, schedule, behind)
+    if not behind.matches:
+        reducing.replace(graph, node, schedule, before)
+    for tried in (behind, before):
+        report.matches += tried.matches
+    if not report.matches or not (behind.matches or before.matches):
+        report.near_misses += [*behind.near_misses, *before.near_misses]
+    elif behind.matches:
+        report.near_misses += behind.near_misses
+
+
+def compile(
+    model: Callable[..., Any],
+    *,
+    schedule: str = "auto",
+    backend: str = "eager",
+    reports: list[Report] | None = None,
+    **options: Any,
+) -> Any:
+    """Compiles a model whose collectives are functional (DTensor's are) so that they overlap with
+    the products beside them, in the forward and in the backward.
+
+    Equals::
+
+        torch.compile(model, dynamic=False)
+
+    Args:
+        model: a module or function.
+        schedule: a name such as "adaptive@dma", or "auto".
+        backend: "eager" runs the graphs operator by operator; "inductor" compiles the rest of them,
+            too, and needs a C++ compiler.
+        reports: a list to which the `Report` of every graph is added as it is compiled.
+        options: further arguments of `torch.compile`, e.g. fullgraph=True.
+    """
+    if backend not in BACKENDS:
+        raise Unsupported(
+            f"there is no backend {backend!r}; the backends are {', '.join(BACKENDS)}"
+        )
+    options = {"dynamic": False, **options}
+    chosen = _eager(schedule, reports) if backend == "eager" else _inductor(schedule, reports)
+    return torch.compile(model, backend=chosen, **options)
+
+
+def _eager(schedule: str, reports: list[Report] | None) -> Any:
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch._aot_autograd.utils import make_boxed_func
+
+    def compiler(module: GraphModule, inputs: Any) -> Any:
+        report = overlap_pass(module, schedule)
+        if reports is not None:
+            reports.append(report)
+        return make_boxed_func(module.forward)
+
+    return aot_autograd(fw_compiler=compiler, bw_compiler=compiler)
+
+
+def _inductor(schedule: str, reports: list[Report] | None) -> Any:
+    from torch._inductor.compile_fx import compile_fx
+    from torch._inductor.custom_graph_pass import CustomGraphPass
+
+    class Pass(CustomGraphPass):
+        def __call__(self, graph: Graph) -> None:
+            report = overlap_pass(graph, schedule)
+            if reports is not None:
+                reports.append(report)
+
+        def uuid(self) -> Any:
+            return None  # a graph from a cache would have no report
+
+    def backend(module: GraphModule, inputs: Any) -> Any:
+        # As an argument it also holds for the backward, which is compiled later.
+        patches = {"post_grad_custom_pre_pass": Pass(), "fx_graph_cache": False}
+        return compile_fx(module, inputs, config_patches=patches)
+
+    return backend

@@ -1,0 +1,134 @@
+"""Where elements are after views, transposes and chunks: dimensions as lists of named parts.
+
+A tensor [world * a, b, K] that was gathered has the layout [[ranks, a], [b], [K]]. Views regroup
+the parts in order, permutations turn the dimensions, and cutting one dimension into chunks that are
+put side by side along another moves parts between dimensions. Two tensors with the same layout are
+the same tensor, whatever operations made them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Part:
+    """A stretch of an original dimension: that of `name`, cut into `path` pieces from outside in.
+    Each step of the path is (index of the piece, how many there are)."""
+
+    name: str
+    size: int
+    path: tuple[int, ...] = ()
+
+
+Dims = tuple[tuple[Part, ...], ...]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The parts of every dimension, outermost first; parts of size 1 are left out."""
+
+    dims: Dims
+
+    @classmethod
+    def of(cls, *dims: Sequence[tuple[str, int]]) -> Layout:
+        return cls(tuple(tuple(Part(n, s) for n, s in dim if s != 1) for dim in dims))
+
+    @property
+    def flat(self) -> tuple[Part, ...]:
+        return tuple(part for dim in self.dims for part in dim)
+
+    def regrouped(self, shape: Sequence[int]) -> Layout | None:
+        """The layout of a view; None where parts and shape do not fit (a part would be cut into
+        pieces that are no whole number)."""
+        waiting = list(self.flat)
+        dims = []
+        for size in shape:
+            dim: list[Part] = []
+            missing = size
+            while missing > 1:
+                if not waiting:
+                    return None
+                part = waiting.pop(0)
+                if part.size > missing:
+                    pieces = _cut(part, missing)
+                    if pieces is None:
+                        return None
+                    part, rest = pieces
+                    waiting.insert(0, rest)
+                if missing % part.size:
+                    return None
+                missing //= part.size
+                dim.append(part)
+            dims.append(tuple(dim))
+        return None if waiting else Layout(tuple(join(dim) for dim in dims))
+
+    def permuted(self, order: Sequence[int]) -> Layout:
+        return Layout(tuple(self.dims[i] for i in order))
+
+    def rechunked(self, source: int, count: int, target: int) -> Layout | None:
+        """The layout after a dimension is cut into `count` chunks that are put side by side along
+        another."""
+        leading = self.leading(source, count)
+        if leading is None:
+            return None
+        chunks, rest = leading
+        dims = list(self.dims)
+        dims[source] = rest
+        dims[target] = (*chunks, *dims[target])
+        return Layout(tuple(join(dim) for dim in dims))
+
+    def leading(self, dim: int, count: int) -> tuple[tuple[Part, ...], tuple[Part, ...]] | None:
+        """The first parts of a dimension, `count` in all, and the others."""
+        taken: list[Part] = []
+        waiting = list(self.dims[dim])
+        while count > 1:
+            if not waiting:
+                return None
+            part = waiting.pop(0)
+            if part.size > count:
+                pieces = _cut(part, count)
+                if pieces is None:
+                    return None
+                part, rest = pieces
+                waiting.insert(0, rest)
+            if count % part.size:
+                return None
+            count //= part.size
+            taken.append(part)
+        return tuple(taken), tuple(waiting)
+
+    def size(self, dim: int) -> int:
+        return math.prod(part.size for part in self.dims[dim])
+
+
+def _cut(part: Part, outer: int) -> tuple[Part, Part] | None:
+    """A part as an outer and an inner one."""
+    if part.size % outer:
+        return None
+    inner = part.size // outer
+    return Part(part.name, outer, (*part.path, 0, inner)), Part(
+        part.name, inner, (*part.path, 1, outer)
+    )
+
+
+def join(parts: Sequence[Part]) -> tuple[Part, ...]:
+    """Pieces that were cut apart and lie side by side again are the part they came from."""
+    result: list[Part] = []
+    for part in parts:
+        while result and (whole := _whole(result[-1], part)) is not None:
+            result.pop()
+            part = whole
+        result.append(part)
+    return tuple(result)
+
+
+def _whole(left: Part, right: Part) -> Part | None:
+    if left.name != right.name or not left.path or not right.path:
+        return None
+    same = left.path[:-2] == right.path[:-2]
+    if same and left.path[-2:] == (0, right.size) and right.path[-2:] == (1, left.size):
+        return Part(left.name, left.size * right.size, left.path[:-2])
+    return None

@@ -1,0 +1,47 @@
+"""What the pass did to a graph: every pair that it replaced, and every one that it could not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Match:
+    """A pair that became one operator. `nodes` are the names of the collective and the products."""
+
+    operator: str
+    nodes: tuple[str, ...]
+    detail: str = ""
+
+    def __str__(self) -> str:
+        return f"{' + '.join(self.nodes)} -> {self.operator}" + (
+            f" ({self.detail})" if self.detail else ""
+        )
+
+
+@dataclass(frozen=True)
+class NearMiss:
+    """A collective or a product beside one that stayed as it was, and why."""
+
+    node: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.node}: {self.reason}"
+
+
+@dataclass
+class Report:
+    """The outcome for one graph."""
+
+    matches: list[Match] = field(default_factory=list)
+    near_misses: list[NearMiss] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        lines = [f"replaced {len(self.matches)} in {self.seconds * 1e3:.0f} ms"]
+        lines += [f"  {match}" for match in self.matches]
+        if self.near_misses:
+            lines.append(f"left {len(self.near_misses)} as they were")
+            lines += [f"  {miss}" for miss in self.near_misses]
+        return "\n".join(lines)

@@ -1,0 +1,110 @@
+"""Small steps on graphs: new nodes with their fake values, groups, order."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.fx import Graph, Node
+from torch.fx.node import map_arg
+
+from weft import fabric as fabrics
+from weft.errors import Error
+from weft.nn.trace import aten, value
+from weft.ops.common import resolve_group
+
+
+def call(graph: Graph, target: Any, *args: Any, **kwargs: Any) -> Node:
+    """A new node, where the graph inserts at the moment, with its fake value."""
+    node = graph.call_function(target, args, kwargs)
+    refresh(node)
+    return node
+
+
+def refresh(node: Node) -> None:
+    """Computes the fake value of a node anew."""
+    args, kwargs = map_arg((node.args, node.kwargs), value)
+    node.meta["val"] = node.target(*args, **kwargs)  # type: ignore[operator]
+
+
+def item(graph: Graph, node: Node, index: int) -> Node:
+    return call(graph, operator.getitem, node, index)
+
+
+def shaped(graph: Graph, node: Node, shape: Sequence[int]) -> Node:
+    """A node in another shape, with its elements in the same order."""
+    if list(value(node).shape) == list(shape):
+        return node
+    return call(graph, aten.reshape.default, node, list(shape))
+
+
+def cast(graph: Graph, node: Node, dtype: torch.dtype) -> Node:
+    if value(node).dtype == dtype:
+        return node
+    return call(graph, aten._to_copy.default, node, dtype=dtype)
+
+
+def joined(graph: Graph, nodes: Sequence[Node], dim: int) -> Node:
+    return nodes[0] if len(nodes) == 1 else call(graph, aten.cat.default, list(nodes), dim)
+
+
+def depends(node: Node, on: set[Node]) -> bool:
+    """Whether a node is made from any of others."""
+    seen: set[Node] = set()
+    waiting = [node]
+    while waiting:
+        current = waiting.pop()
+        if current in on:
+            return True
+        if current not in seen:
+            seen.add(current)
+            waiting.extend(current.all_input_nodes)
+    return False
+
+
+def group_of(argument: object) -> tuple[str, str | None]:
+    """The name of a collective's group, and why weft cannot use it, if so."""
+    if isinstance(argument, dist.ProcessGroup):
+        argument = argument.group_name
+    if not isinstance(argument, str):
+        return "", "its group is not a constant of the graph"
+    try:
+        fabrics.of(resolve_group(argument))
+    except Error as error:
+        return argument, f"its group cannot be used: {error}"
+    return argument, None
+
+
+def prune(graph: Graph, *nodes: Node) -> None:
+    """Removes nodes that nothing uses any more, and what was made for them alone."""
+    waiting = list(nodes)
+    while waiting:
+        node = waiting.pop()
+        if node.users or node.op != "call_function" or node.graph is not graph or node._erased:
+            continue
+        waiting.extend(node.all_input_nodes)
+        graph.erase_node(node)
+
+
+def sort(graph: Graph) -> None:
+    """Puts every node behind its inputs, and leaves the order otherwise as it is."""
+    order: list[Node] = []
+    placed: set[Node] = set()
+    for first in list(graph.nodes):
+        waiting = [first]
+        while waiting:
+            node = waiting[-1]
+            missing = [n for n in node.all_input_nodes if n not in placed]
+            if missing:
+                waiting.extend(missing)
+                continue
+            waiting.pop()
+            if node not in placed:
+                placed.add(node)
+                order.append(node)
+    for before, after in itertools.pairwise(order):
+        before.append(after)

@@ -1,0 +1,292 @@
+"""Parallel styles for `parallelize_module`: torch's own plans, with overlapped linear layers.
+
+Parameters are sharded as torch's styles shard them (they stay DTensors), inputs and outputs have
+the same layouts and gradients the same values; only the collective and the product beside it become
+one operator:
+
+    ColwiseParallel   input Shard(d)     all_gather_matmul      backward: matmul_reduce_scatter
+                      input Replicate    a local product        backward: matmul_all_reduce
+    RowwiseParallel   output Shard(d)    matmul_reduce_scatter  backward: all_gather_matmul
+                      output Replicate   matmul_all_reduce      backward: a local product
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module
+from torch.distributed.tensor import parallel as plain
+from torch.distributed.tensor.parallel import SequenceParallel
+from torch.distributed.tensor.parallel.style import ParallelStyle
+from torch.distributed.tensor.placement_types import Placement
+
+from weft.errors import Unsupported
+from weft.nn.linear import gathered_linear, replicated_linear, shared_bias
+from weft.ops.common import group_name
+from weft.schedule import Schedule
+
+
+class ColwiseParallel(plain.ColwiseParallel):
+    """`torch.distributed.tensor.parallel.ColwiseParallel` whose linear layers overlap.
+
+    With input_layouts=Shard(d), where d is not the last dimension, equals, with the weight's rows
+    and the bias of this rank::
+
+        x = all_gather(x_shard, dim=d)
+        y = torch.nn.functional.linear(x, weight, bias)
+
+    and without, where all ranks hold x, the second line; the sum over ranks of its gradient is
+    overlapped. nn.Embedding, and layouts that need other steps, are handed on to torch.
+
+    Args:
+        input_layouts, output_layouts, use_local_output: as torch's.
+        schedule: as in `weft.all_gather_matmul`, for forward and backward.
+    """
+
+    def __init__(
+        self,
+        *,
+        input_layouts: Placement | None = None,
+        output_layouts: Placement | None = None,
+        use_local_output: bool = True,
+        schedule: str | Schedule = "auto",
+    ) -> None:
+        super().__init__(
+            input_layouts=input_layouts,
+            output_layouts=output_layouts,
+            use_local_output=use_local_output,
+        )
+        self.schedule = str(schedule)
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        if not isinstance(module, nn.Linear):
+            return super()._apply(module, device_mesh)
+        _share_input(self, [module], device_mesh)
+        return module
+
+    def multiply(self, linears: list[nn.Linear], x: Any, mesh: DeviceMesh) -> list[Any]:
+        """The results of linear layers that share one input."""
+        local, layout = _local(x, mesh, self.input_layouts[0])
+        weights = [_own(linear.weight) for linear in linears]
+        name = group_name(mesh.get_group())
+        if isinstance(layout, Shard) and layout.dim % local.dim() < local.dim() - 1:
+            dim = layout.dim % local.dim()
+            ys = gathered_linear(local, weights, dim, name, self.schedule)
+        else:
+            if layout != Replicate():
+                local = _redistributed(local, mesh, layout, Replicate())
+            ys = replicated_linear(local, weights, name, self.schedule)
+        results = []
+        for y, linear in zip(ys, linears, strict=True):
+            biased = y if linear.bias is None else y + _own(linear.bias)
+            made = Shard(biased.dim() - 1)
+            results.append(
+                _result(biased, mesh, made, self.output_layouts[0], self.use_local_output)
+            )
+        return results
+
+
+class ColwiseTogether(ParallelStyle):
+    """Applied to the module that holds them: linear layers that get the same input (wq, wk, wv of
+    an attention; w1, w3 of a gated MLP) gather it once, and its gradient is scattered once.
+
+    Equals a `PrepareModuleInput` that gathers, and `ColwiseParallel` for every layer. The first of
+    the layers that is called multiplies for all; the others, called with the same tensor, take
+    their results.
+
+    Args:
+        names: the layers, as attributes of the module.
+        input_layouts, output_layouts, use_local_output, schedule: as in `ColwiseParallel`.
+    """
+
+    def __init__(
+        self,
+        *names: str,
+        input_layouts: Placement | None = None,
+        output_layouts: Placement | None = None,
+        use_local_output: bool = True,
+        schedule: str | Schedule = "auto",
+    ) -> None:
+        self.names = names
+        self.style = ColwiseParallel(
+            input_layouts=input_layouts,
+            output_layouts=output_layouts,
+            use_local_output=use_local_output,
+            schedule=schedule,
+        )
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        linears = []
+        for name in self.names:
+            linear = module.get_submodule(name)
+            if not isinstance(linear, nn.Linear):
+                raise Unsupported(
+                    f"ColwiseTogether takes nn.Linear; {name} is a {type(linear).__name__}"
+                )
+            linears.append(linear)
+        self.style.src_data_rank = self.src_data_rank
+        _share_input(self.style, linears, device_mesh)
+        return module
+
+
+def _share_input(style: ColwiseParallel, linears: list[nn.Linear], mesh: DeviceMesh) -> None:
+    together = _Together(_Applied(style, mesh), linears)
+    for index, linear in enumerate(linears):
+        distribute_module(linear, mesh, style._partition_linear_fn)
+        linear.forward = partial(together.take, index)  # type: ignore[method-assign]
+
+
+@dataclass(frozen=True)
+class _Applied:
+    """A style on a mesh: one for a module and all its copies."""
+
+    style: Any
+    mesh: DeviceMesh
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Applied:
+        return self
+
+
+class _Together:
+    """Results made for all layers at once, until each has taken its own."""
+
+    def __init__(self, applied: _Applied, linears: list[nn.Linear]) -> None:
+        self._applied, self._linears = applied, linears
+        self._input: Any = None
+        self._version = 0
+        self._results: dict[int, Any] = {}
+
+    def take(self, index: int, input: torch.Tensor) -> Any:
+        known = input is self._input and input._version == self._version and index in self._results
+        if not known:
+            style, mesh = self._applied.style, self._applied.mesh
+            self._results = dict(enumerate(style.multiply(self._linears, input, mesh)))
+            self._input, self._version = input, input._version
+        result = self._results.pop(index)
+        if not self._results:
+            self._input = None
+        return result
+
+
+class RowwiseParallel(plain.RowwiseParallel):
+    """`torch.distributed.tensor.parallel.RowwiseParallel` whose linear layers overlap.
+
+    Equals, with the weight's columns of this rank::
+
+        y = all_reduce(x_shard @ weight.t()) + bias                   # output_layouts=Replicate()
+        y = reduce_scatter(x_shard @ weight.t(), dim=d) + bias        # output_layouts=Shard(d)
+
+    nn.Embedding, and layouts that need other steps, are handed on to torch.
+
+    Args:
+        input_layouts, output_layouts, use_local_output: as torch's.
+        schedule: as in `weft.matmul_reduce_scatter`, for forward and backward.
+    """
+
+    def __init__(
+        self,
+        *,
+        input_layouts: Placement | None = None,
+        output_layouts: Placement | None = None,
+        use_local_output: bool = True,
+        schedule: str | Schedule = "auto",
+    ) -> None:
+        super().__init__(
+            input_layouts=input_layouts,
+            output_layouts=output_layouts,
+            use_local_output=use_local_output,
+        )
+        self.schedule = str(schedule)
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        out = self.output_layouts[0]
+        overlapped = out == Replicate() or (isinstance(out, Shard) and out.dim >= 0)
+        if not isinstance(module, nn.Linear) or not overlapped:
+            return super()._apply(module, device_mesh)
+        distribute_module(module, device_mesh, self._partition_linear_fn)
+        applied = _Applied(self, device_mesh)
+        module.forward = partial(_rows_forward, applied, module)  # type: ignore[method-assign]
+        return module
+
+    def multiply(self, linear: nn.Linear, x: Any, mesh: DeviceMesh) -> Any:
+        """The result of the layer."""
+        local, layout = _local(x, mesh, self.input_layouts[0])
+        if not (isinstance(layout, Shard) and layout.dim % local.dim() == local.dim() - 1):
+            local = _redistributed(local, mesh, layout, Shard(local.dim() - 1))
+        group, out = mesh.get_group(), self.output_layouts[0]
+        name, w = group_name(group), _own(linear.weight).t()
+        bias = None if linear.bias is None else _own(linear.bias)
+        if isinstance(out, Shard):
+            y = torch.ops.weft.matmul_reduce_scatter(
+                local,
+                w,
+                "sum",
+                out.dim,
+                name,
+                schedule=self.schedule,
+                own_rows=_chunk_rows(local.shape[out.dim], group),
+            )
+            bias = None if bias is None else shared_bias(bias, group)
+        else:
+            y = torch.ops.weft.matmul_all_reduce(local, w, "sum", name, schedule=self.schedule)
+        y = y if bias is None else y + bias
+        return _result(y, mesh, out, out, self.use_local_output)
+
+
+def _rows_forward(applied: _Applied, linear: nn.Linear, input: Any) -> Any:
+    return applied.style.multiply(linear, input, applied.mesh)
+
+
+def _own(parameter: Any) -> torch.Tensor:
+    local: torch.Tensor = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+    return local
+
+
+def _local(x: Any, mesh: DeviceMesh, layout: Placement) -> tuple[torch.Tensor, Placement]:
+    """This rank's part of an input, and what part it is; a DTensor knows that by itself."""
+    if not isinstance(x, DTensor):
+        return x, layout
+    if isinstance(x.placements[0], Partial):
+        x = x.redistribute(placements=[Replicate()])
+    return x.to_local(), x.placements[0]
+
+
+def _redistributed(
+    x: torch.Tensor, mesh: DeviceMesh, layout: Placement, wanted: Placement
+) -> torch.Tensor:
+    whole = DTensor.from_local(x, mesh, [layout], run_check=False)
+    local: torch.Tensor = whole.redistribute(placements=[wanted]).to_local()
+    return local
+
+
+def _result(
+    y: torch.Tensor, mesh: DeviceMesh, made: Placement, wanted: Placement, local: bool
+) -> Any:
+    """y, which is `made`, as it is wanted: in another layout, as a DTensor or as a plain tensor."""
+    if isinstance(wanted, Shard) and wanted.dim < 0:
+        wanted = Shard(wanted.dim + y.dim())
+    if made == wanted and local:
+        return y
+    result = DTensor.from_local(y, mesh, [made], run_check=False)
+    if made != wanted:
+        result = result.redistribute(placements=[wanted])
+    return result.to_local() if local else result
+
+
+def _chunk_rows(size: int, group: dist.ProcessGroup) -> int | None:
+    """How many rows of a dimension DTensor leaves this rank: those of `chunk`, where that differs
+    from weft's own split."""
+    world, rank = dist.get_world_size(group), dist.get_rank(group)
+    if size % world == 0:
+        return None
+    most = -(-size // world)
+    return max(0, min(most, size - rank * most))
+
+
+__all__ = ["ColwiseParallel", "ColwiseTogether", "RowwiseParallel", "SequenceParallel"]

@@ -1,0 +1,208 @@
+"""`weft.all_to_all_matmul` and `torch.ops.weft.all_to_all_matmul`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from weft import fabric as fabrics
+from weft.ops import gather_contract as _gather_contract  # noqa: F401 - its operator is used
+from weft.ops.common import (
+    as_rows,
+    as_shaped,
+    check_operands,
+    check_out,
+    check_splits,
+    choose,
+    define,
+    dispatched,
+    dtype_name,
+    group_name,
+    match_splits,
+    num_rows,
+    resized,
+    resolve_group,
+)
+from weft.plan.all_to_all_matmul import AllToAllMatmul
+from weft.plan.tasks import Plannable
+from weft.run.call import Tensors, carry_out, refuse
+from weft.run.proposal import Proposal
+from weft.schedule import Schedule
+
+NAME = "all_to_all_matmul"
+
+
+def all_to_all_matmul(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    in_splits: Sequence[int],
+    out_splits: Sequence[int],
+    *,
+    group: dist.ProcessGroup | None = None,
+    schedule: str | Schedule = "auto",
+    out: torch.Tensor | None = None,
+    return_gathered: bool = False,
+) -> Any:
+    """Sends rows of x to the ranks they are for and multiplies what arrives by w, the one hidden
+    behind the other: what an MoE layer does before its experts (dispatch).
+
+    Equals::
+
+        received = torch.empty(sum(out_splits), K)
+        torch.distributed.all_to_all_single(received, x, out_splits, in_splits, group)
+        y = received @ w
+
+    Args:
+        x: [rows, K] of this rank, or [..., K], whose first dimension is split.
+        w: [K, N] of this rank.
+        in_splits: how many rows of x go to each rank; zero is fine.
+        out_splits: how many rows come from each rank.
+        group: a torch.distributed group whose ranks share this machine; None is all ranks.
+        schedule: a name such as "adaptive@dma", a `Schedule`, or "auto".
+        out: where to put y.
+        return_gathered: whether to return the received rows too.
+
+    Returns:
+        y [sum(out_splits), N]; with `return_gathered`, (y, received).
+
+    The backward is overlapped as well: `matmul_all_to_all` for x, and for w a matmul that gathers x
+    along its K. A bias is added outside: `y + bias`.
+    """
+    if dispatched([x, w], out, [in_splits, out_splits]):
+        received, y = torch.ops.weft.all_to_all_matmul(
+            x,
+            w,
+            in_splits,
+            out_splits,
+            group_name(group),
+            return_A=return_gathered,
+            schedule=str(schedule),
+        )
+    else:
+        received, y = _run(x, w, in_splits, out_splits, group, return_gathered, schedule, out)
+    return (y, received) if return_gathered else y
+
+
+def _run(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    in_splits: Sequence[int],
+    out_splits: Sequence[int],
+    group: dist.ProcessGroup | None,
+    return_gathered: bool,
+    schedule: str | Schedule,
+    out: torch.Tensor | None,
+) -> tuple[torch.Tensor | None, torch.Tensor]:
+    fabric = fabrics.of(group)
+    try:
+        chosen, why = choose(fabric, schedule)
+        check_operands("x", x, [w])
+        rows, inner = as_rows(x, 0)
+        one = num_rows(inner)
+        sent = check_splits("in_splits", in_splits, fabric.world, rows.shape[0], one)
+        taken = check_splits("out_splits", out_splits, fabric.world, -1, one)
+        m, n = sum(taken), w.shape[1]
+        if out is not None:
+            check_out("out", out, x, [w], n, m)
+        same = (
+            ("K", rows.shape[1]),
+            ("dtype", dtype_name(x.dtype)),
+            ("the schedule", str(chosen)),
+            ("the shape of x beside its rows and K", inner),
+            ("return_gathered", return_gathered),
+        )
+        proposal = Proposal(NAME, same, (("columns", n), ("splits", (sent, taken)))).checked()
+    except Exception as error:
+        refuse(fabric, NAME, error)
+        raise
+
+    def outputs(operation: Plannable, rank: int) -> Tensors:
+        made = {"y0": x.new_empty(m, n) if out is None else out}
+        if return_gathered:
+            made["gathered"] = x.new_empty(m, rows.shape[1])
+        return made
+
+    inputs = {"x": rows.contiguous(), "w0": w}
+    results = carry_out(fabric, proposal, chosen, why, inputs, ("x",), _combine, outputs)
+    received = as_shaped(results["gathered"], x, 0) if return_gathered else None
+    return received, as_shaped(results["y0"], x, 0)
+
+
+def _combine(proposals: Sequence[Proposal]) -> AllToAllMatmul:
+    """The operation that the proposals of all ranks make together."""
+    same = dict(proposals[0].same)
+    own = [dict(p.own) for p in proposals]
+    splits = match_splits([o["splits"] for o in own])
+    columns = tuple((o["columns"],) for o in own)
+    return AllToAllMatmul(splits, columns, same["K"], same["dtype"], same["return_gathered"])
+
+
+def _kernel(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    in_splits: Sequence[int],
+    out_splits: Sequence[int],
+    group: str,
+    *,
+    return_A: bool = False,  # noqa: N803 - as in all_gather_matmul
+    schedule: str = "auto",
+) -> tuple[torch.Tensor | None, torch.Tensor]:
+    found = resolve_group(group)
+    return _run(a, b, in_splits, out_splits, found, return_A, schedule, None)
+
+
+def _fake(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    in_splits: Sequence[int],
+    out_splits: Sequence[int],
+    group: str,
+    *,
+    return_A: bool = False,  # noqa: N803
+    schedule: str = "auto",
+) -> tuple[torch.Tensor | None, torch.Tensor]:
+    rows = sum(out_splits)
+    received = resized(a, 0, rows, a.shape[-1]) if return_A else None
+    return received, resized(a, 0, rows, b.shape[1])
+
+
+def _setup_context(
+    ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: Any, output: Any
+) -> None:
+    x, w, ctx.in_splits, ctx.out_splits, ctx.group = inputs
+    ctx.save_for_backward(x, w)
+    ctx.schedule = keyword_only_inputs["schedule"]
+
+
+def _backward(ctx: Any, received: torch.Tensor | None, dy: torch.Tensor) -> tuple[Any, ...]:
+    """dX = all_to_all(dY @ W^T) back to where the rows came from, dW = received(X)^T @ dY."""
+    x, w = ctx.saved_tensors
+    left, right = dy, w.t()
+    if received is not None:
+        # The received rows are a result, too: their gradient joins as a product with 1.
+        left = torch.cat([dy, received], -1)
+        right = torch.cat([right, torch.eye(x.shape[-1], dtype=x.dtype)])
+    dx = torch.ops.weft.matmul_all_to_all(
+        left, right, ctx.out_splits, ctx.in_splits, ctx.group, schedule=ctx.schedule
+    )
+    rows, inner = as_rows(x, 0)
+    sent, taken = (
+        [n * num_rows(inner) for n in splits] for splits in (ctx.in_splits, ctx.out_splits)
+    )
+    (dw,) = torch.ops.weft.gather_contract(
+        rows, [as_rows(dy, 0)[0]], sent, taken, ctx.group, schedule=ctx.schedule
+    )
+    return dx, dw, None, None, None
+
+
+define(
+    "all_to_all_matmul(Tensor A, Tensor B, int[] in_splits, int[] out_splits, str group_name, *, "
+    'bool return_A=False, str schedule="auto") -> (Tensor?, Tensor)',
+    _kernel,
+    _fake,
+    _backward,
+    _setup_context,
+)

@@ -1,0 +1,138 @@
+"""`weft.matmul_reduce_scatter` and `torch.ops.weft.matmul_reduce_scatter`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from weft.operation import split
+from weft.ops.common import as_rows, define, dispatched, group_name, resized, resolve_group
+from weft.ops.summing import summed
+from weft.schedule import Schedule
+
+NAME = "matmul_reduce_scatter"
+
+
+def matmul_reduce_scatter(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    *,
+    group: dist.ProcessGroup | None = None,
+    schedule: str | Schedule = "auto",
+    out: torch.Tensor | None = None,
+    scatter_dim: int = 0,
+    reduce_op: str = "sum",
+    own_rows: int | None = None,
+) -> torch.Tensor:
+    """Multiplies, adds the products of all ranks, and leaves each rank its rows of the sum; chunks
+    leave as they are made.
+
+    Equals, where the ranks share M evenly::
+
+        y = torch.empty(x.shape[0] // world, N)
+        torch.distributed.reduce_scatter_tensor(y, x @ w, op, group)
+
+    but the sum is always in the order of ranks and grows in float32 (float64 for float64), so that
+    two runs are equal to the last bit.
+
+    Args:
+        x: [M, K] of this rank, or [..., K]; ranks may differ in K.
+        w: [K, N] of this rank.
+        group: a torch.distributed group whose ranks share this machine; None is all ranks.
+        schedule: a name such as "adaptive@dma", a `Schedule`, or "auto".
+        out: where to put y.
+        scatter_dim: the dimension of x that is shared out.
+        reduce_op: "sum" or "avg".
+        own_rows: how many indices of `scatter_dim` this rank keeps, where that is not its part of
+            `tensor_split`; those of all ranks add up to all.
+
+    Returns:
+        y: this rank's rows of the sum, [rows, N].
+
+    The backward is overlapped as well: `all_gather_matmul` for x, whose gathered gradient also
+    gives that of w. A bias is added outside, once: `y + bias`.
+    """
+    if dispatched([x, w], out):
+        y: torch.Tensor = torch.ops.weft.matmul_reduce_scatter(
+            x,
+            w,
+            reduce_op,
+            scatter_dim,
+            group_name(group),
+            schedule=str(schedule),
+            own_rows=own_rows,
+        )
+        return y
+    return summed(NAME, x, w, scatter_dim, reduce_op, group, schedule, own_rows, out)
+
+
+def _kernel(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    reduce_op: str,
+    scatter_dim: int,
+    group: str,
+    *,
+    schedule: str = "auto",
+    own_rows: int | None = None,
+) -> torch.Tensor:
+    found = resolve_group(group)
+    y = summed(NAME, a, b, scatter_dim, reduce_op, found, schedule, own_rows, None)
+    return y.contiguous()
+
+
+def _fake(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    reduce_op: str,
+    scatter_dim: int,
+    group: str,
+    *,
+    schedule: str = "auto",
+    own_rows: int | None = None,
+) -> torch.Tensor:
+    found = resolve_group(group)
+    if own_rows is None:
+        own_rows = split(a.shape[scatter_dim], dist.get_world_size(found))[dist.get_rank(found)]
+    return resized(a, scatter_dim, own_rows, b.shape[1])
+
+
+def _setup_context(
+    ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: Any, output: Any
+) -> None:
+    x, w, ctx.reduce_op, ctx.scatter_dim, ctx.group = inputs
+    ctx.save_for_backward(x, w)
+    ctx.schedule = keyword_only_inputs["schedule"]
+    ctx.own_rows = keyword_only_inputs["own_rows"]
+
+
+def _backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
+    """dX = all_gather(dY) @ W^T, dW = X^T @ all_gather(dY), the gathered dY from the same call."""
+    x, w = ctx.saved_tensors
+    world = dist.get_world_size(resolve_group(ctx.group))
+    if ctx.reduce_op == "avg":
+        dy = dy / world
+    rows = split(x.shape[ctx.scatter_dim], world) if ctx.own_rows is None else [-1] * world
+    gathered, (dx,) = torch.ops.weft.all_gather_matmul(
+        dy,
+        [w.t()],
+        ctx.scatter_dim,
+        ctx.group,
+        return_A=True,
+        schedule=ctx.schedule,
+        shard_rows=rows,
+    )
+    dw = as_rows(x, ctx.scatter_dim)[0].t() @ as_rows(gathered, ctx.scatter_dim)[0]
+    return dx, dw, None, None, None
+
+
+define(
+    "matmul_reduce_scatter(Tensor A, Tensor B, str reduce_op, int scatter_dim, str group_name, *, "
+    'str schedule="auto", int? own_rows=None) -> Tensor',
+    _kernel,
+    _fake,
+    _backward,
+    _setup_context,
+)

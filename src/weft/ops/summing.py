@@ -1,0 +1,117 @@
+"""What `matmul_reduce_scatter` and `matmul_all_reduce` share: the call that multiplies and adds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import torch
+import torch.distributed as dist
+
+from weft import fabric as fabrics
+from weft.errors import Mismatch, Unsupported
+from weft.operation import split
+from weft.ops.common import (
+    as_rows,
+    as_shaped,
+    check_dim,
+    check_operands,
+    check_out,
+    choose,
+    dtype_name,
+    num_rows,
+)
+from weft.plan.matmul_all_reduce import MatmulAllReduce
+from weft.plan.matmul_reduce_scatter import MatmulReduceScatter
+from weft.plan.scattering import shared_bytes
+from weft.plan.tasks import Plannable
+from weft.run.call import Tensors, carry_out, refuse
+from weft.run.proposal import Proposal
+from weft.schedule import Schedule
+
+_OPERATIONS = {kind.name: kind for kind in (MatmulReduceScatter, MatmulAllReduce)}
+
+
+def summed(
+    name: str,
+    x: torch.Tensor,
+    w: torch.Tensor,
+    dim: int,
+    reduce_op: str,
+    group: dist.ProcessGroup | None,
+    schedule: str | Schedule,
+    own_rows: int | None,
+    out: torch.Tensor | None,
+) -> torch.Tensor:
+    """The sum of the ranks' x @ w: this rank's rows of it, or for `matmul_all_reduce` all."""
+    fabric = fabrics.of(group)
+    everywhere = _OPERATIONS[name].everywhere
+    try:
+        chosen, why = choose(fabric, schedule)
+        check_operands("x", x, [w])
+        dim = check_dim("scatter_dim", dim, x)
+        if reduce_op not in ("sum", "avg"):
+            raise Unsupported(f"reduce_op must be 'sum' or 'avg', not {reduce_op!r}")
+        rows, inner = as_rows(x, dim)
+        one = num_rows(inner)
+        m, n = rows.shape[0], w.shape[1]
+        if own_rows is None:
+            own = split(x.shape[dim], fabric.world)[fabric.rank] * one
+        elif 0 <= own_rows <= x.shape[dim]:
+            own = own_rows * one
+        else:
+            raise Unsupported(f"own_rows must be from 0 to {x.shape[dim]}, not {own_rows}")
+        shape = (m if everywhere else own, n)
+        if out is not None:
+            check_out("out", out, x, [w], n, shape[0])
+        proposal = _proposal(name, m, n, rows.shape[1], own, x.dtype, chosen, reduce_op, inner)
+        spaces = shared_bytes(chosen, fabric.world, m, own, n, dtype_name(x.dtype), True)
+        if everywhere:
+            spaces["reduced"] = own * n * x.dtype.itemsize
+    except Exception as error:
+        refuse(fabric, name, error)
+        raise
+
+    def outputs(operation: Plannable, rank: int) -> Tensors:
+        return {"y": x.new_empty(shape) if out is None else out}
+
+    inputs = {"x": rows, "w": w}
+    y = carry_out(fabric, proposal, chosen, why, inputs, (), _combine, outputs, spaces)["y"]
+    if reduce_op == "avg":
+        y.div_(fabric.world)
+    return as_shaped(y, x, dim)
+
+
+@lru_cache(maxsize=4096)
+def _proposal(
+    name: str,
+    m: int,
+    n: int,
+    k: int,
+    own: int,
+    dtype: torch.dtype,
+    schedule: Schedule,
+    reduce_op: str,
+    inner: tuple[int, ...],
+) -> Proposal:
+    same = (
+        ("M", m),
+        ("N", n),
+        ("dtype", dtype_name(dtype)),
+        ("the schedule", str(schedule)),
+        ("reduce_op", reduce_op),
+        ("the shape of x beside scatter_dim and K", inner),
+    )
+    return Proposal(name, same, (("rows", own), ("K", k))).checked()
+
+
+def _combine(proposals: Sequence[Proposal]) -> MatmulReduceScatter:
+    """The operation that the proposals of all ranks make together."""
+    same = dict(proposals[0].same)
+    own = [dict(p.own) for p in proposals]
+    rows = tuple(o["rows"] for o in own)
+    if sum(rows) != same["M"]:
+        listed = ", ".join(map(str, rows))
+        raise Mismatch(f"the ranks keep {listed} rows, which do not add up to the {same['M']} of x")
+    kind = _OPERATIONS[proposals[0].operation]
+    return kind(rows, same["N"], tuple(o["K"] for o in own), same["dtype"])

@@ -1,0 +1,76 @@
+"""All-to-all then matmul: every rank gets its rows from all ranks, and multiplies them.
+
+What an MoE layer does before its experts (dispatch).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from weft.operation import ITEM_BYTES, register, split
+from weft.plan import gathering
+from weft.plan.tasks import Plan
+from weft.plan.trace import Contents
+from weft.schedule import Schedule
+
+
+@register
+@dataclass(frozen=True)
+class AllToAllMatmul:
+    """Y_i on rank r = (the rows for r of every rank's X, in the order of ranks) @ W_i.
+
+    splits: per rank, how many of its rows go to each rank. columns: per rank, the columns of each
+    W_i there. gathered: whether the received rows are asked for too.
+    """
+
+    splits: tuple[tuple[int, ...], ...]
+    columns: tuple[tuple[int, ...], ...]
+    k: int
+    dtype: str = "float32"
+    gathered: bool = False
+
+    name: ClassVar[str] = "all_to_all_matmul"
+
+    @classmethod
+    def of(cls, m: int, n: int, k: int, world: int, dtype: str = "float32") -> AllToAllMatmul:
+        """The operation with M rows on every rank, evenly for all ranks."""
+        return cls((split(m, world),) * world, ((n,),) * world, k, dtype)
+
+    @property
+    def world(self) -> int:
+        return len(self.splits)
+
+    @property
+    def label(self) -> str:
+        columns = "+".join(str(n) for n in self.columns[0])
+        rows = self.received(0)
+        return f"{self.name} {rows}x{columns}x{self.k} {self.dtype} on {self.world} ranks"
+
+    def received(self, rank: int) -> int:
+        """How many rows a rank gets from all ranks, itself included."""
+        return sum(sizes[rank] for sizes in self.splits)
+
+    def num_flops(self, rank: int) -> int:
+        return 2 * self.received(rank) * sum(self.columns[rank]) * self.k
+
+    def num_bytes(self, source: int, target: int) -> int:
+        rows = 0 if source == target else self.splits[source][target]
+        return rows * self.k * ITEM_BYTES[self.dtype]
+
+    def compute_only(self) -> AllToAllMatmul:
+        """The GEMM that one rank carries out, with everything already there."""
+        alone = ((self.received(0),),)
+        return replace(self, splits=alone, columns=self.columns[:1], gathered=False)
+
+    def x_rows(self, rank: int) -> int:
+        return sum(self.splits[rank])
+
+    def spans(self, rank: int) -> list[tuple[int, int]]:
+        return [(sum(sizes[:rank]), sizes[rank]) for sizes in self.splits]
+
+    def lower(self, schedule: Schedule) -> Plan:
+        return gathering.lower(self, schedule)
+
+    def check(self, plan: Plan, contents: Contents) -> None:
+        gathering.check(self, contents)

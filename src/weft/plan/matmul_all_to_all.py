@@ -1,0 +1,67 @@
+"""Matmul then all-to-all: every rank multiplies its rows, and each goes to the rank it is for.
+
+What an MoE layer does after its experts (combine).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from weft.operation import ITEM_BYTES, register, split
+from weft.plan import scattering
+from weft.plan.tasks import Plan
+from weft.plan.trace import Contents
+from weft.schedule import Schedule
+
+
+@register
+@dataclass(frozen=True)
+class MatmulAllToAll:
+    """Y on rank r = the rows for r of X_s @ W_s, of every rank s in turn.
+
+    splits: per rank, how many of its rows go to each rank. inner: the K of every rank.
+    """
+
+    splits: tuple[tuple[int, ...], ...]
+    n: int
+    inner: tuple[int, ...]
+    dtype: str = "float32"
+
+    name: ClassVar[str] = "matmul_all_to_all"
+    summed: ClassVar[bool] = False
+    everywhere: ClassVar[bool] = False
+
+    @classmethod
+    def of(cls, m: int, n: int, k: int, world: int, dtype: str = "float32") -> MatmulAllToAll:
+        """The operation with M rows on every rank, evenly for all ranks."""
+        return cls((split(m, world),) * world, n, (k,) * world, dtype)
+
+    @property
+    def world(self) -> int:
+        return len(self.splits)
+
+    @property
+    def label(self) -> str:
+        rows, k = sum(self.splits[0]), self.inner[0]
+        return f"{self.name} {rows}x{self.n}x{k} {self.dtype} on {self.world} ranks"
+
+    def num_flops(self, rank: int) -> int:
+        return 2 * sum(self.splits[rank]) * self.n * self.inner[rank]
+
+    def num_bytes(self, source: int, target: int) -> int:
+        rows = 0 if source == target else self.splits[source][target]
+        return rows * self.n * ITEM_BYTES[self.dtype]
+
+    def compute_only(self) -> MatmulAllToAll:
+        """The GEMM that one rank carries out."""
+        return replace(self, splits=((sum(self.splits[0]),),), inner=self.inner[:1])
+
+    def sizes(self, maker: int) -> tuple[int, ...]:
+        return self.splits[maker]
+
+    def lower(self, schedule: Schedule) -> Plan:
+        return scattering.lower(self, schedule)
+
+    def check(self, plan: Plan, contents: Contents) -> None:
+        scattering.check(self, contents)

@@ -1,0 +1,67 @@
+"""Matmul then reduce-scatter: Y_r = rows r of the sum of X @ W, with K cut over ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
+
+from weft.operation import ITEM_BYTES, register, split
+from weft.plan import scattering
+from weft.plan.tasks import Plan
+from weft.plan.trace import Contents
+from weft.schedule import Schedule
+
+
+@register
+@dataclass(frozen=True)
+class MatmulReduceScatter:
+    """Y on rank r = rows of r in sum(X_s @ W_s for every rank s).
+
+    rows: how many of the M rows each rank keeps. inner: the K of every rank.
+    """
+
+    rows: tuple[int, ...]
+    n: int
+    inner: tuple[int, ...]
+    dtype: str = "float32"
+
+    name: ClassVar[str] = "matmul_reduce_scatter"
+    summed: ClassVar[bool] = True
+    everywhere: ClassVar[bool] = False
+
+    @classmethod
+    def of(cls, m: int, n: int, k: int, world: int, dtype: str = "float32") -> Self:
+        """The operation with M rows, N columns, and K on every rank."""
+        return cls(split(m, world), n, (k,) * world, dtype)
+
+    @property
+    def world(self) -> int:
+        return len(self.rows)
+
+    @property
+    def m(self) -> int:
+        return sum(self.rows)
+
+    @property
+    def label(self) -> str:
+        k = self.inner[0]
+        return f"{self.name} {self.m}x{self.n}x{k} {self.dtype} on {self.world} ranks"
+
+    def num_flops(self, rank: int) -> int:
+        return 2 * self.m * self.n * self.inner[rank]
+
+    def num_bytes(self, source: int, target: int) -> int:
+        return 0 if source == target else self.rows[target] * self.n * ITEM_BYTES[self.dtype]
+
+    def compute_only(self) -> Self:
+        """The GEMM that one rank carries out."""
+        return replace(self, rows=(self.m,), inner=self.inner[:1])
+
+    def sizes(self, maker: int) -> tuple[int, ...]:
+        return self.rows
+
+    def lower(self, schedule: Schedule) -> Plan:
+        return scattering.lower(self, schedule)
+
+    def check(self, plan: Plan, contents: Contents) -> None:
+        scattering.check(self, contents)

@@ -1,0 +1,462 @@
+"""Lowers what is first multiplied and then sent: every rank makes X @ W, and each row of it goes to
+the rank that owns it, which adds what it gets from all (reduce-scatter), or keeps it (all-to-all).
+
+Which rows go to whom is the operation's to say (`spans`). A rank makes the chunks of its peers
+first, those of the next rank before those of the one after it, and its own last, so that links work
+from the first chunk on. Owners pull a chunk as soon as it is made. For 2 ranks, with y1 the rows
+that the other rank owns:
+
+    serial             compute| y0 y1                  |                        |+|
+                       engine                          | y0                     |
+    hetero-unfused-1d  compute| y1.0  y1.1  y1.2  y1.3 | y0         + + +  |+|
+                       engine        | y0.0  y0.1  y0.2  y0.3 |
+    adaptive           compute| y1.0  y1.1  y1.2  y1.3 | y0.0 + y0.1 + y0.2 + y0.3 |+|
+                       engine        | y0.0  y0.1  y0.2  y0.3 |
+
+Cut by columns (2d), a chunk is a block of N: the sums over K are whole in every chunk. Direct makes
+a chunk in its owner's memory. Where all ranks need the sums (all-reduce), owners pass them on chunk
+by chunk, too. Sums are in the order of ranks, whatever the order of arrival.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple, Protocol
+
+from weft.errors import InvalidPlan
+from weft.operation import ITEM_BYTES, starts
+from weft.plan.builder import Builder, refuse_impossible
+from weft.plan.order import slices
+from weft.plan.tasks import Plan, Plannable, Region
+from weft.plan.trace import Contents, Product, covers_once
+from weft.schedule import Schedule
+
+
+class Scattering(Plannable, Protocol):
+    """An operation that multiplies and then sends rows of the product to their owners."""
+
+    @property
+    def n(self) -> int: ...
+
+    @property
+    def inner(self) -> tuple[int, ...]:
+        """The K of every rank."""
+        ...
+
+    @property
+    def summed(self) -> bool:
+        """Whether an owner adds what it gets from all ranks; otherwise it keeps all of it."""
+        ...
+
+    @property
+    def everywhere(self) -> bool:
+        """Whether every rank needs the sums of all owners."""
+        ...
+
+    def sizes(self, maker: int) -> Sequence[int]:
+        """How many rows of a rank's product go to each owner, in the order of its rows."""
+        ...
+
+
+def default_depth(operation: Scattering, schedule: Schedule) -> int:
+    """How many chunks the rows for an owner are cut into where the schedule leaves it open.
+
+    A fixed schedule takes `world`. Adaptive cuts finer, for links stand still until the first chunk
+    is made; but every chunk is a GEMM of its own, so it keeps to chunks of 64 rows and more.
+    """
+    if schedule.fusion != "adaptive":
+        return operation.world
+    if schedule.engine == "direct":
+        return 1
+    most = max(rows for rank in range(operation.world) for rows in operation.sizes(rank))
+    return max(operation.world, min(16, most // 64))
+
+
+def shared_bytes(
+    schedule: Schedule, world: int, made: int, owned: int, n: int, dtype: str, summed: bool
+) -> dict[str, int]:
+    """The workspace of a rank that peers touch: `made` rows of the product, of which it owns
+    `owned` where they are summed, or keeps so many in all."""
+    row = n * ITEM_BYTES[dtype]
+    if schedule.engine != "direct":
+        return {"partial": made * row}
+    return {"inbox": owned * row * (world - 1 if summed else 1)}
+
+
+@lru_cache(maxsize=64)
+def lower(operation: Scattering, schedule: Schedule) -> Plan:
+    """The plan of all ranks for a schedule; refuses what cannot be, with the reason."""
+    refuse_impossible(schedule)
+    depth = default_depth(operation, schedule) if schedule.depth is None else schedule.depth
+    builder = Builder(operation, schedule)
+    ranks = [_Rank(builder, operation, rank, max(depth, 1)) for rank in range(operation.world)]
+    if operation.world == 1:
+        ranks[0].alone()
+        return builder.plan()
+    for rank in ranks:
+        rank.make()
+    for rank in ranks:
+        rank.pull(ranks)
+    for rank in ranks:
+        rank.complete(ranks)
+    if operation.everywhere:
+        for rank in ranks:
+            rank.gather(ranks)
+    return builder.plan()
+
+
+class _Made(NamedTuple):
+    """A piece of the product for one owner: rows and columns of it, where it lies, its task."""
+
+    row: int
+    rows: int
+    column: int
+    columns: int
+    region: Region
+    task: int | None
+
+
+class _Rank:
+    """Lowers the part of one rank."""
+
+    def __init__(self, builder: Builder, op: Scattering, rank: int, depth: int) -> None:
+        self.builder, self.op, self.rank, self.depth = builder, op, rank, depth
+        self.schedule = builder.schedule
+        self.direct = self.schedule.engine == "direct"
+        self.adaptive = self.schedule.fusion == "adaptive"
+        self.hetero = self.schedule.start == "local" and not self.schedule.serial
+        self.rows = list(op.sizes(rank))
+        self.first = starts(self.rows)
+        self.received = [op.sizes(maker)[rank] for maker in range(op.world)]
+        self.places = starts(self.received)
+        after = [(rank + step) % op.world for step in range(1, op.world)]
+        self.owners = after if self.hetero else [*after, rank]
+        self.makers = after[::-1]
+        self.made: dict[int, list[_Made]] = {owner: [] for owner in range(op.world)}
+        self.arrived: dict[int, list[_Made]] = {}
+        self.sums: list[_Made] = []
+        self._pulled: int | None = None
+        self._buffers()
+
+    def _buffers(self) -> None:
+        op, rank, add = self.op, self.rank, self.builder.add_buffer
+        own, made = self.rows[rank], sum(self.rows)
+        kept = made if op.everywhere else own if op.summed else sum(self.received)
+        self.x = add("x", rank, made, op.inner[rank], "input")
+        self.w = add("w", rank, op.inner[rank], op.n, "input")
+        self.y = add("y", rank, kept, op.n, "output")
+        if op.world == 1:
+            return
+        if not self.direct:
+            self.partial = add("partial", rank, made, op.n, "workspace")
+            if op.summed:
+                self.inbox = add("inbox", rank, own * (op.world - 1), op.n, "workspace")
+        else:
+            if op.summed:
+                self.partial = add("partial", rank, own, op.n, "workspace")
+            boxed = own * (op.world - 1) if op.summed else kept
+            self.inbox = add("inbox", rank, boxed, op.n, "workspace")
+        if op.everywhere:
+            self.reduced = add("reduced", rank, own, op.n, "workspace")
+
+    def alone(self) -> None:
+        self.builder.matmul(self.rank, self.x.all(), self.w.all(), self.y.all(), label="all")
+
+    # -- making ------------------------------------------------------------------------------------
+
+    def make(self) -> None:
+        """The products of the peers; with a uniform start, of this rank among them."""
+        if self.schedule.serial:
+            self._multiply_span(0, sum(self.rows), 0, self.op.n, "all")
+        elif self.schedule.cut == "columns":
+            for column, columns in slices(self.op.n, self.depth):
+                for row, rows in self._blocks():
+                    label = f"columns {column}:{column + columns}"
+                    self._multiply_span(row, rows, column, columns, label)
+        elif self.schedule.fusion == "fused":
+            self._fused()
+        else:
+            for owner, row, rows in self._chunks():
+                self._multiply_chunk(owner, row, rows)
+
+    def _blocks(self) -> list[tuple[int, int]]:
+        """The rows that one GEMM of a step has, where columns are cut."""
+        if self.schedule.fusion != "fused":
+            return [(self.first[owner], self.rows[owner]) for owner in self.owners]
+        if not self.hetero:
+            return [(0, sum(self.rows))]
+        end = self.first[self.rank] + self.rows[self.rank]
+        return [(end, sum(self.rows) - end), (0, self.first[self.rank])]
+
+    def _multiply_span(self, row: int, rows: int, column: int, columns: int, label: str) -> None:
+        """One GEMM over rows of several owners, where they lie."""
+        region = Region(self.rank, "partial", row, rows, column, columns)
+        task = self._matmul(self.x.rows_of(row, rows), column, columns, region, label)
+        for owner, (first, size) in enumerate(zip(self.first, self.rows, strict=True)):
+            if row <= first and first + size <= row + rows and size:
+                part = Region(self.rank, "partial", first, size, column, columns)
+                self.made[owner].append(_Made(0, size, column, columns, part, task))
+
+    def _multiply_chunk(self, owner: int, row: int, rows: int, merge: int | None = None) -> None:
+        """One GEMM over rows of one owner, to where they are needed if that can be."""
+        if owner == self.rank and not self.op.summed:
+            region = self.y.rows_of(self.places[owner] + row, rows)
+        elif owner == self.rank and self.direct:
+            region = self.partial.rows_of(row, rows)
+        elif self.direct:
+            at = self._box(self.rank, owner) + row
+            region = Region(owner, "inbox", at, rows, 0, self.op.n)
+        else:
+            region = self.partial.rows_of(self.first[owner] + row, rows)
+        a = self.x.rows_of(self.first[owner] + row, rows)
+        label = f"y{owner}[{row}:{row + rows}]"
+        task = self._matmul(a, 0, self.op.n, region, label, merge=merge)
+        self.made[owner].append(_Made(row, rows, 0, self.op.n, region, task))
+
+    def _fused(self) -> None:
+        """One GEMM per step over the chunks of all owners, which are gathered side by side."""
+        base, packed = 0, None
+        for number, step in enumerate(self._steps()):
+            rows = sum(size for _, _, size in step)
+            at = [self.first[owner] + row for owner, row, _ in step]
+            ends = [a + size for a, (_, _, size) in zip(at, step, strict=True)]
+            if at[1:] == ends[:-1]:
+                a, after = self.x.rows_of(at[0], rows), None
+            else:
+                if packed is None:
+                    packed = self.builder.add_buffer(
+                        "packed", self.rank, sum(self.rows), self.x.columns, "workspace"
+                    )
+                a, moves, here = packed.rows_of(base, rows), [], base
+                for start, (_, _, size) in zip(at, step, strict=True):
+                    moves.append((self.x.rows_of(start, size), packed.rows_of(here, size)))
+                    here += size
+                after = self.builder.permute(self.rank, moves, label=f"gather {number}")
+            region = self.partial.rows_of(base, rows)
+            task = self._matmul(a, 0, self.op.n, region, f"step {number}", after=after)
+            for owner, row, size in step:
+                part = self.partial.rows_of(base, size)
+                self.made[owner].append(_Made(row, size, 0, self.op.n, part, task))
+                base += size
+        self._base = base
+
+    def _steps(self) -> list[list[tuple[int, int, int]]]:
+        """(owner, row, rows) of the chunks of every step."""
+        cuts = [[(o, *cut) for cut in slices(self.rows[o], self.depth)] for o in self.owners]
+        longest = max(map(len, cuts), default=0)
+        steps = [[cut[i] for cut in cuts if i < len(cut) and cut[i][2]] for i in range(longest)]
+        return [step for step in steps if step]
+
+    def _chunks(self) -> list[tuple[int, int, int]]:
+        if self.schedule.pattern == "all":
+            return [chunk for step in self._steps() for chunk in step]
+        return [
+            (owner, row, rows)
+            for owner in self.owners
+            for row, rows in slices(self.rows[owner], self.depth)
+            if rows
+        ]
+
+    def _matmul(
+        self,
+        a: Region,
+        column: int,
+        columns: int,
+        c: Region,
+        label: str,
+        merge: int | None = None,
+        after: int | None = None,
+    ) -> int | None:
+        w = Region(self.rank, "w", 0, self.w.rows, column, columns)
+        return self.builder.matmul(self.rank, a, w, c, merge=merge, after=[after], label=label)
+
+    def _box(self, maker: int, owner: int) -> int:
+        """The first row of a maker's chunks in their owner's inbox."""
+        if self.op.summed:
+            return self.op.sizes(maker)[owner] * (maker - (maker > owner))
+        return sum(self.op.sizes(other)[owner] for other in range(maker))
+
+    # -- sending -----------------------------------------------------------------------------------
+
+    def pull(self, ranks: Sequence[_Rank]) -> None:
+        """Fetches what peers made for this rank, in the order in which they make it."""
+        self.arrived = {maker: [] for maker in self.makers}
+        if self.direct:
+            for maker in self.makers:
+                self.arrived[maker] = ranks[maker].made[self.rank]
+            return
+        made = [ranks[maker].made[self.rank] for maker in self.makers]
+        if self.schedule.pattern == "peer":
+            order = [
+                (m, piece) for m, some in zip(self.makers, made, strict=True) for piece in some
+            ]
+        else:
+            longest = max(map(len, made), default=0)
+            pairs = list(zip(self.makers, made, strict=True))
+            order = [(m, some[i]) for i in range(longest) for m, some in pairs if i < len(some)]
+        for maker, piece in order:
+            if self.op.summed:
+                target, row = "inbox", self._box(maker, self.rank) + piece.row
+            else:
+                target, row = "y", self.places[maker] + piece.row
+            region = Region(self.rank, target, row, piece.rows, piece.column, piece.columns)
+            task = self._copy(maker, piece.region, region, piece.task, f"y{self.rank} of {maker}")
+            self.arrived[maker].append(piece._replace(region=region, task=task))
+
+    def _copy(
+        self, peer: int, source: Region, target: Region, after: int | None, label: str
+    ) -> int | None:
+        chained = self._pulled if self.schedule.pattern == "peer" else None
+        cut = f"[{target.row}:{target.row + target.rows}]"
+        task = self.builder.copy(
+            self.rank, source, target, peer=peer, after=[after, chained], label=f"{label} {cut}"
+        )
+        self._pulled = task if task is not None else self._pulled
+        return task
+
+    # -- completing --------------------------------------------------------------------------------
+
+    def complete(self, ranks: Sequence[_Rank]) -> None:
+        """This rank's own rows, and what it does with those that peers made for it."""
+        cells = self._cells()
+        if self.hetero and self.rows[self.rank]:
+            if self.adaptive and self.op.summed:
+                for number, (row, rows, _, _) in enumerate(cells):
+                    self._multiply_chunk(self.rank, row, rows, merge=number)
+            elif self.schedule.fusion == "fused" and self.schedule.cut == "rows":
+                self._multiply_last()
+            else:
+                self._multiply_chunk(self.rank, 0, self.rows[self.rank])
+        if self.op.summed:
+            for cell in cells:
+                self._sum(cell)
+        else:
+            self._keep()
+
+    def _multiply_last(self) -> None:
+        """This rank's own rows behind those of the fused steps."""
+        own = self.rows[self.rank]
+        if not self.op.summed:
+            self._multiply_chunk(self.rank, 0, own)
+            return
+        region = self.partial.rows_of(self._base, own)
+        a = self.x.rows_of(self.first[self.rank], own)
+        task = self._matmul(a, 0, self.op.n, region, "local shard")
+        self.made[self.rank].append(_Made(0, own, 0, self.op.n, region, task))
+
+    def _cells(self) -> list[tuple[int, int, int, int]]:
+        """(row, rows, column, columns) of this rank's rows as they were cut by all that make them,
+        which is alike for all ranks."""
+        own, n = self.rows[self.rank], self.op.n
+        if self.schedule.serial:
+            cells = [(0, own, 0, n)]
+        elif self.schedule.cut == "columns":
+            cells = [(0, own, *cut) for cut in slices(n, self.depth)]
+        else:
+            cells = [(*cut, 0, n) for cut in slices(own, self.depth)]
+        return [cell for cell in cells if cell[1]]
+
+    def _sum(self, cell: tuple[int, int, int, int]) -> None:
+        row, rows, column, columns = cell
+        pieces = [
+            _find(self.made[self.rank] if maker == self.rank else self.arrived[maker], cell)
+            for maker in range(self.op.world)
+        ]
+        if self.op.everywhere:
+            at = self.first[self.rank] + row
+            passed = Region(self.rank, "reduced", row, rows, column, columns)
+            targets = [passed, Region(self.rank, "y", at, rows, column, columns)]
+        else:
+            targets = [Region(self.rank, "y", row, rows, column, columns)]
+        task = self.builder.reduce(
+            self.rank,
+            [piece.region for piece in pieces],
+            targets,
+            early=self.adaptive and self.hetero,
+            after=[piece.task for piece in pieces],
+            label=f"sum [{row}:{row + rows}]",
+        )
+        self.sums.append(_Made(*cell, targets[0], task))
+
+    def _keep(self) -> None:
+        """Brings to y what does not lie there yet."""
+        pieces = {**self.arrived, self.rank: self.made[self.rank]}
+        for maker, some in pieces.items():
+            for piece in some:
+                if piece.region.key == self.y.all().key:
+                    continue
+                at = self.places[maker] + piece.row
+                target = Region(self.rank, "y", at, piece.rows, piece.column, piece.columns)
+                label = f"keep [{at}:{at + piece.rows}]"
+                move = [(piece.region, target)]
+                self.builder.permute(self.rank, move, after=[piece.task], label=label)
+
+    def gather(self, ranks: Sequence[_Rank]) -> None:
+        """Fetches the sums of all other owners, in the order in which they add them."""
+        longest = max(len(rank.sums) for rank in ranks)
+        for number in range(longest):
+            for owner in self.makers:
+                if number >= len(ranks[owner].sums):
+                    continue
+                piece = ranks[owner].sums[number]
+                at = self.first[owner] + piece.row
+                target = Region(self.rank, "y", at, piece.rows, piece.column, piece.columns)
+                if not self.direct:
+                    self._copy(owner, piece.region, target, piece.task, f"sum of {owner}")
+                    continue
+                self.builder.reduce(
+                    self.rank,
+                    [piece.region],
+                    [target],
+                    early=self.adaptive and self.hetero,
+                    after=[piece.task],
+                    label=f"sum of {owner} [{at}:{at + piece.rows}]",
+                )
+
+
+def _find(pieces: Sequence[_Made], cell: tuple[int, int, int, int]) -> _Made:
+    """The part of a rank's products that a cell is."""
+    row, rows, column, columns = cell
+    for piece in pieces:
+        down, right = row - piece.row, column - piece.column
+        if 0 <= down <= piece.rows - rows and 0 <= right <= piece.columns - columns:
+            r = piece.region
+            part = Region(r.rank, r.buffer, r.row + down, rows, r.column + right, columns)
+            return _Made(*cell, part, piece.task)
+    raise InvalidPlan(f"no product has rows {row}:{row + rows}")
+
+
+def check(op: Scattering, contents: Contents) -> None:
+    """That every output holds every term of every rank that it should, exactly once."""
+    for rank in range(op.world):
+        found: dict[int, list[tuple[int, int, int, int, int, int]]] = {
+            maker: [] for maker in range(op.world)
+        }
+        for piece in contents.of(rank, "y"):
+            value = piece.value
+            if not isinstance(value, Product) or value.b[1] != "w":
+                raise InvalidPlan(f"y@{rank} holds {value} where a product belongs")
+            maker = value.b[0]
+            place, first, rows = _block(op, rank, maker)
+            at = piece.row - place
+            inside = at >= 0 and at + piece.rows <= rows
+            # An empty sum has no terms to place, but its zeros must be written, and once.
+            empty = op.inner[maker] == 0
+            right = (value.a, value.row) == ((maker, "x"), first + at) or empty
+            if not inside or not right or value.column != piece.column:
+                raise InvalidPlan(f"y@{rank}: rows of rank {maker} are in the wrong place")
+            k = (0, 1) if empty else (value.k, value.size)
+            found[maker].append((at, piece.rows, piece.column, piece.columns, *k))
+        for maker, boxes in found.items():
+            size = (_block(op, rank, maker)[2], op.n, max(op.inner[maker], 1))
+            covers_once(boxes, size, f"y@{rank} from rank {maker}")
+
+
+def _block(op: Scattering, rank: int, maker: int) -> tuple[int, int, int]:
+    """(row of y, row of the product, rows) of what a rank's y holds of a maker's product."""
+    sizes = list(op.sizes(maker))
+    if op.everywhere:
+        return 0, 0, sum(sizes)
+    place = 0 if op.summed else sum(op.sizes(other)[rank] for other in range(maker))
+    return place, sum(sizes[:rank]), sizes[rank]
