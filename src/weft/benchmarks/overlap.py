@@ -99,14 +99,20 @@ def _rows(case: str, result: Measurement) -> list[list[str | float]]:
 def _balanced_checks(shape: str, result: Measurement) -> list[Check]:
     fixed = min(result.arm(f"{name}@dma").seconds for name in FIXED)
     shard = result.arm("shard-p2p@dma").seconds
-    ratios = [
-        result.arm(arm.name).seconds / result.arm(arm.name.replace("@dma", "@cores")).seconds
+    ratios = {
+        arm.name: arm.seconds / result.arm(arm.name.replace("@dma", "@cores")).seconds
         for arm in result.arms
         if arm.name.endswith("@dma") and not arm.name.startswith("serial")
-    ]
+    }
+    # With whole shards on two ranks, copy engines stand still for as long as spinning cores steal:
+    # the twins tie at balance by arithmetic, so this one is shown by itself.
+    whole_shards = ratios.pop("shard-p2p@dma")
     return [
         Check(f"{shape} balanced: best fixed chunked / shard-p2p", fixed / shard, "<= 1.0"),
-        Check(f"{shape} balanced: worst @dma / its @cores twin", max(ratios), f"<= {CLEARLY}"),
+        Check(
+            f"{shape} balanced: worst chunked @dma / @cores", max(ratios.values()), f"<= {CLEARLY}"
+        ),
+        Check(f"{shape} balanced: shard-p2p @dma / @cores", whole_shards, f"<= {CLEARLY}"),
     ]
 
 

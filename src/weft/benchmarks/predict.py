@@ -50,12 +50,12 @@ MEDIAN_ERROR, CLOSE, HITS = 10.0, 5.0, 10
 
 HEADERS = (
     "case",
-    "median error %",
-    "worst error %",
+    "error %",
+    "worst %",
     "noise %",
-    "ranked first",
-    "behind the best %",
-    "pairs in order %",
+    "first",
+    "behind %",
+    "ordered %",
     "speed",
 )
 

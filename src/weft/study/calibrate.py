@@ -18,7 +18,7 @@ from weft.study.describe import MEBIBYTE, TURN, Figures, describe, to_toml
 from weft.study.launch import Report, launch
 from weft.study.probes import Gemm
 
-YARDSTICK = Gemm("float32", 256, 1024, 1024)
+YARDSTICK = Gemm("float32", 256, 256, 256)
 """The GEMM by which a later run sees whether the machine is as fast as when it was calibrated."""
 
 LARGEST = 1 << 30
@@ -57,7 +57,9 @@ FULL = Level(
     few=40,
     other_dtypes=tuple(product((4, 64), (128, 512), (128, 512))),
 )
-QUICK = Level("quick", (1, 8, 64, 256), (128, 1024), (128, 1024), 3, 0.8, 8, ((32, 256, 256),))
+QUICK = Level(
+    "quick", (1, 8, 64, 256), (64, 256, 1024), (64, 256, 1024), 3, 0.8, 8, ((32, 256, 256),)
+)
 LEVELS = {level.name: level for level in (QUICK, FULL)}
 
 

@@ -96,7 +96,7 @@ class Llama(nn.Module):
         return functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
 
-def parallelize(model: Llama, mesh: DeviceMesh, kind: Kind) -> Llama:
+def parallelize(model: Llama, mesh: DeviceMesh, kind: Kind, schedule: str = "auto") -> Llama:
     """Shards a model over a mesh: activations between layers along the sequence, weights inside."""
     gather = plain.PrepareModuleInput(
         input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),)
@@ -112,10 +112,12 @@ def parallelize(model: Llama, mesh: DeviceMesh, kind: Kind) -> Llama:
             "mlp.w2": plain.RowwiseParallel(output_layouts=scattered),
         },
         "weft": {
-            "attention": styles.ColwiseTogether("wq", "wk", "wv", input_layouts=Shard(1)),
-            "attention.wo": styles.RowwiseParallel(output_layouts=scattered),
-            "mlp": styles.ColwiseTogether("w1", "w3", input_layouts=Shard(1)),
-            "mlp.w2": styles.RowwiseParallel(output_layouts=scattered),
+            "attention": styles.ColwiseTogether(
+                "wq", "wk", "wv", input_layouts=Shard(1), schedule=schedule
+            ),
+            "attention.wo": styles.RowwiseParallel(output_layouts=scattered, schedule=schedule),
+            "mlp": styles.ColwiseTogether("w1", "w3", input_layouts=Shard(1), schedule=schedule),
+            "mlp.w2": styles.RowwiseParallel(output_layouts=scattered, schedule=schedule),
         },
     }
     columns = plain.ColwiseParallel if kind == "torch" else styles.ColwiseParallel
