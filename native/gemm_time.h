@@ -5,6 +5,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -163,42 +164,82 @@ class Tiled : public Gemms {
   Numbers n_{};
 };
 
-// A machine without tiles, by its measured rates: `weft.simulate.cost.rates` again.
+// A machine without tiles, by its measured rates: `weft.simulate.cost.rates` again. Corrections of
+// the curve at the measured points come from there; between points they go from one to the next.
 class Rated : public Gemms {
  public:
+  using Point = std::tuple<double, double, double, double>;  // log2 of m, n, k; the correction
+
   Rated(double peak, std::tuple<double, double, double> half,
         std::tuple<double, double, double> bytes, std::pair<double, int64_t> kernel_and_units,
-        const std::vector<std::tuple<double, double, double, double>>& points)
+        const std::array<std::vector<double>, 3>& axes, const std::vector<Point>& points)
       : peak_(peak), half_(half), bytes_(bytes), kernel_(kernel_and_units.first),
-        units_(kernel_and_units.second) {
-    for (const auto& [m, n, k, rate] : points)
-      points_.push_back({std::log2(m), std::log2(n), std::log2(k),
-                         std::log(rate / (peak * reached(m, n, k)))});
+        units_(kernel_and_units.second), axes_(axes) {
+    found_.assign(axes[0].size() * axes[1].size() * axes[2].size(),
+                  std::numeric_limits<double>::quiet_NaN());
+    for (const auto& [m, n, k, correction] : points)
+      found_[place(index(axes[0], m), index(axes[1], n), index(axes[2], k))] = correction;
   }
 
   Cost cost(int64_t m, int64_t n, int64_t k, double, int64_t left) const override {
     if (m <= 0 || n <= 0 || k <= 0) return {0.0, 0.0, 0.0, 0.0};
-    const double lm = std::log2(double(m)), ln = std::log2(double(n)), lk = std::log2(double(k));
     const auto [trust, element, result] = bytes_;
-    double pull = 0.0, weights = 1.0 / (trust * trust);
-    for (const Point& p : points_) {
-      const double m_away = lm - p.m, n_away = ln - p.n, k_away = lk - p.k;
-      const double away = m_away * m_away + n_away * n_away + k_away * k_away;
-      const double weight = 1.0 / (away * away + 1e-3);
-      pull += weight * p.found;
-      weights += weight;
-    }
-    const double rate = peak_ * reached(double(m), double(n), double(k)) * std::exp(pull / weights);
-    const double whole = 2.0 * double(m) * double(n) * double(k) / rate;
-    const double inputs = (double(m) + double(n)) * double(k) * element;
-    const double traffic = inputs + double(m) * double(n) * result;
+    const double rows = double(m), columns = double(n), inner = double(k);
+    const double rate = peak_ * reached(rows, columns, inner) * corrected(m, n, k, trust);
+    const double whole = 2.0 * rows * columns * inner / rate;
+    const double traffic = (rows + columns) * inner * element + rows * columns * result;
     return {kernel_, whole, whole * double(units_) / double(left), traffic};
   }
 
  private:
-  struct Point {
-    double m, n, k, found;
+  // The measured sizes on both sides with their weights, and how far outside of all it is.
+  struct Around {
+    size_t low = 0, high = 0;
+    double share = 0.0, beyond = 0.0;
   };
+
+  static size_t index(const std::vector<double>& axis, double at) {
+    return size_t(std::lower_bound(axis.begin(), axis.end(), at) - axis.begin());
+  }
+
+  size_t place(size_t m, size_t n, size_t k) const {
+    return (m * axes_[1].size() + n) * axes_[2].size() + k;
+  }
+
+  static Around around(const std::vector<double>& axis, double at) {
+    if (at <= axis.front()) return {0, 0, 0.0, axis.front() - at};
+    const size_t last = axis.size() - 1;
+    if (at >= axis.back()) return {last, last, 0.0, at - axis.back()};
+    const size_t above = size_t(std::upper_bound(axis.begin(), axis.end(), at) - axis.begin());
+    return {above - 1, above, (at - axis[above - 1]) / (axis[above] - axis[above - 1]), 0.0};
+  }
+
+  double corrected(int64_t m, int64_t n, int64_t k, double trust) const {
+    if (found_.empty()) return 1.0;
+    const double at[3] = {std::log2(double(m)), std::log2(double(n)), std::log2(double(k))};
+    Around a[3];
+    double away = 0.0, pull = 0.0, weights = 0.0;
+    for (int i = 0; i < 3; ++i) {
+      a[i] = around(axes_[size_t(i)], at[i]);
+      away += a[i].beyond * a[i].beyond;
+    }
+    for (int corner = 0; corner < 8; ++corner) {
+      double weight = 1.0;
+      size_t where[3];
+      for (int i = 0; i < 3; ++i) {
+        const bool high = (corner >> i) & 1;
+        weight *= high ? a[i].share : 1.0 - a[i].share;
+        where[i] = high ? a[i].high : a[i].low;
+      }
+      const double known = found_[place(where[0], where[1], where[2])];
+      if (weight == 0.0 || std::isnan(known)) continue;
+      pull += weight * known;
+      weights += weight;
+    }
+    if (weights == 0.0) return 1.0;
+    const double fade = away / (trust * trust);
+    return std::exp(pull / weights / (1.0 + fade * fade));
+  }
 
   double reached(double m, double n, double k) const {
     const auto [a, b, c] = half_;
@@ -209,7 +250,8 @@ class Rated : public Gemms {
   std::tuple<double, double, double> half_, bytes_;
   double kernel_;
   int64_t units_;
-  std::vector<Point> points_;
+  std::array<std::vector<double>, 3> axes_;
+  std::vector<double> found_;
 };
 
 }  // namespace weft

@@ -16,6 +16,7 @@
 //
 // Nothing is simulated. It is native only to be quick: 21 candidates in a few microseconds.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/array.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/tuple.h>
@@ -284,9 +285,9 @@ NB_MODULE(_rule, m) {
            "tiles"_a, "counts"_a, "numbers"_a);
   nb::class_<Rated, Gemms>(m, "Rated")
       .def(nb::init<double, std::tuple<double, double, double>, std::tuple<double, double, double>,
-                    std::pair<double, int64_t>,
-                    const std::vector<std::tuple<double, double, double, double>>&>(),
-           "peak"_a, "half"_a, "bytes"_a, "kernel_and_units"_a, "points"_a);
+                    std::pair<double, int64_t>, const std::array<std::vector<double>, 3>&,
+                    const std::vector<Rated::Point>&>(),
+           "peak"_a, "half"_a, "bytes"_a, "kernel_and_units"_a, "axes"_a, "points"_a);
   nb::class_<Moving>(m, "Moving")
       .def(nb::init<double, double, double, double, double, double, double, double, double>(),
            "first"_a, "following"_a, "completion"_a, "rate"_a, "rate_alone"_a, "rate_own"_a,

@@ -271,6 +271,9 @@ class HostFabric:
         self.broken = self.broken or Error("the group was closed")
         self.native.leave()
         self.runners.clear()
+        # It refers to this fabric: kept, the circle would hold the process group until the
+        # interpreter ends, which is too late to destroy it.
+        self.chosen = None
         self._stage = [None, None]
         self._shared.clear()
 

@@ -26,6 +26,7 @@ class Rated(Gemms):
         half: tuple[float, float, float],
         bytes: tuple[float, float, float],
         kernel_and_units: tuple[float, int],
+        axes: Sequence[Sequence[float]],
         points: Sequence[tuple[float, float, float, float]],
     ) -> None: ...
 

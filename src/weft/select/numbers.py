@@ -12,7 +12,7 @@ from weft.plan.gathering import HALF
 from weft.select import _rule
 from weft.simulate.cost import bandwidth_of
 from weft.simulate.cost.gemm import MOST_SPLITS
-from weft.simulate.cost.rates import TRUST_DISTANCE
+from weft.simulate.cost.rates import TRUST_DISTANCE, corrections
 
 _DRIVERS = ("dma", "cores")
 MOST_BUSY = 0.95
@@ -172,12 +172,14 @@ def gemms(machine: Machine, dtype: str, share: float = 1.0) -> _rule.Gemms:
         assert half is not None, "a description has tiles or saturation; the loader sees to it"
         if machine.host is not None:
             element = result = 0  # what memory costs is in the rates that were measured
+        axes, found = corrections(machine, dtype)
         return _rule.Rated(
             compute.rate[dtype] * share,
             (half.m, half.n, half.k),
             (TRUST_DISTANCE, element, result),
             (machine.launch.kernel / share, compute.units),
-            [(p.m, p.n, p.k, p.rate * share) for p in compute.measured if p.dtype == dtype],
+            axes or [[], [], []],
+            [(*place, correction) for place, correction in found.items()],
         )
     rate, feed = compute.rate[dtype] / compute.units, memory.cache_bandwidth / compute.units
     tiles = []
