@@ -14,7 +14,10 @@
 //                              waiting for the first arrival, then all steps
 //                              waiting for the last arrival, then one step
 //
-// Nothing is simulated. It is native only to be quick: 21 candidates in a few microseconds.
+// Where products are sent (reduce-scatter, all-reduce, all-to-all), the same pipeline runs backward:
+// a step makes chunks, which leave, and are added where they arrive.
+//
+// Nothing is simulated. It is native only to be quick: 22 candidates in a few microseconds.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/pair.h>
@@ -22,7 +25,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include <map>
+#include <array>
 #include <memory>
 
 #include "gemm_time.h"
@@ -35,6 +38,10 @@ namespace {
 
 enum Engine { kDma, kCores, kDirect };
 enum Fusion { kFused, kUnfused, kAdaptive };
+
+// What an operation does: gathers rows and multiplies them; gathers them along the K of its product;
+// or multiplies first, and then sends rows to who keeps them, adds them, or adds and passes them on.
+enum Form { kGather, kContract, kSend, kSum, kSumEverywhere };
 
 struct Candidate {
   int engine = kDma;
@@ -49,12 +56,13 @@ struct Moving {
   double rate, rate_alone, rate_own;    // from each of all peers, from one alone, of own rows
   double row;                           // each further row of a strided chunk
   double bandwidth, slowdown;           // what a GEMM has left of memory, and how it is slowed
+  double late;                          // how much later a waiter knows where compute runs beside it
 };
 
 struct Machine {
   std::shared_ptr<Gemms> gemms;
   Moving moving[2];
-  double rate, kernel, gap, latency, bandwidth, decision;
+  double rate, kernel, gap, latency, bandwidth, decision, decision_in_place;
   double reach, one_peer, from_same;  // reading a peer in place: start, rate, rate if all read it
   double element, result, sum_bytes;
   int64_t left;  // compute units left while cores drive a gather
@@ -78,17 +86,22 @@ double end_of(double begin, double until, Piece work) {
   return until + work.alone * (1.0 - (until - begin) / work.beside);
 }
 
-// The terms of one operation on one machine. `rows` are those of one shard.
+// The terms of one operation on one machine. `rows` are those that one peer has, or is sent.
 class Terms {
  public:
-  Terms(const Machine& machine, int64_t world, int64_t m, int64_t rows,
+  Terms(const Machine& machine, int form, int64_t world, int64_t m, int64_t rows,
         const std::vector<int64_t>& columns, int64_t k)
-      : n_(machine), world_(world), m_(m), rows_(rows), k_(k), columns_(columns) {
+      : n_(machine), form_(form), world_(world), m_(m), rows_(rows), k_(k), columns_(columns) {
     for (int64_t one : columns) load_ += 2.0 * double(m) * double(one) * double(k) / n_.rate;
+    width_ = form >= kSend ? columns[0] : k;
   }
 
   double seconds(const Candidate& c) {
     engine_ = c.engine == kCores ? kCores : kDma;
+    late_ = c.serial ? 0.0 : moving().late;
+    if (world_ == 1) return gemm(m_, k_).alone - n_.gap;
+    if (form_ >= kSend) return c.engine == kDirect ? send_direct(c) : send(c);
+    if (form_ == kContract) return contract(c);
     if (c.engine == kDirect) return direct(c);
     if (c.serial) return serial();
     if (c.one_peer) return shards();
@@ -98,21 +111,18 @@ class Terms {
 
  private:
   const Moving& moving() const { return n_.moving[engine_]; }
+  double completion() const { return moving().completion + late_; }
 
-  // A GEMM of so many rows over so much of K; `summing` adds to sums made before.
-  Piece gemm(int64_t rows, int64_t k, bool summing = false) {
-    const auto key = std::make_tuple(rows, k, summing);
-    auto found = costs_.find(key);
-    if (found == costs_.end()) {
-      std::vector<Cost> costs;
-      for (int64_t one : columns_) costs.push_back(n_.gemms->cost(rows, one, k, load_, n_.left));
-      found = costs_.emplace(key, std::move(costs)).first;
-    }
+  // A GEMM of so many rows over so much of K, one for every weight; `summing` adds to sums made
+  // before.
+  Piece gemm(int64_t rows, int64_t k, bool summing = false) { return gemm(columns_, rows, k, summing); }
+
+  Piece gemm(const std::vector<int64_t>& columns, int64_t rows, int64_t k, bool summing = false) {
     Piece piece;
-    for (size_t i = 0; i < columns_.size(); ++i) {
-      auto [launch, working, fewer, traffic] = found->second[i];
+    for (int64_t one : columns) {
+      auto [launch, working, fewer, traffic] = cost(rows, one, k);
       if (launch == 0.0) continue;
-      if (summing) traffic += double(rows) * double(columns_[i]) * (2 * n_.sum_bytes - n_.result);
+      if (summing) traffic += double(rows) * double(one) * (2 * n_.sum_bytes - n_.result);
       const double body = std::max(working, n_.latency + traffic / n_.bandwidth);
       const double slowed = traffic / moving().bandwidth;
       piece.fixed += n_.gap + launch;
@@ -121,6 +131,14 @@ class Terms {
                       std::max(engine_ == kDma ? body : fewer, slowed) * moving().slowdown;
     }
     return piece;
+  }
+
+  // Candidates ask for the same GEMMs again and again: they are few, so a list is quick.
+  const Cost& cost(int64_t m, int64_t n, int64_t k) {
+    for (const auto& [key, known] : costs_)
+      if (key[0] == m && key[1] == n && key[2] == k) return known;
+    costs_.push_back({{m, n, k}, n_.gemms->cost(m, n, k, load_, n_.left)});
+    return costs_.back().second;
   }
 
   // A kernel that brings rows into place and so reads and writes so many bytes.
@@ -132,7 +150,7 @@ class Terms {
   // Seconds for which the bytes of a chunk flow, from every peer at once.
   double flow(int64_t rows, int64_t columns, bool own) const {
     const double bytes = double(rows) * double(columns) * n_.element;
-    const double strided = columns < k_ ? double(rows - 1) * moving().row : 0.0;
+    const double strided = columns < width_ ? double(rows - 1) * moving().row : 0.0;
     double seconds = std::max(bytes / moving().rate, bytes / moving().rate_alone + strided);
     if (own) seconds = std::max(seconds, bytes / moving().rate_own + strided);
     return seconds;
@@ -150,14 +168,13 @@ class Terms {
 
   double serial() {
     const double alone = gemm(m_, k_).alone - n_.gap;
-    if (world_ == 1) return alone;
-    return moving().first + flow(rows_, k_, true) + moving().completion + alone;
+    return moving().first + flow(rows_, k_, true) + completion() + alone;
   }
 
   // One whole shard after the other, each from one peer.
   double shards() {
     const double bytes = double(rows_) * double(k_) * n_.element;
-    const double period = moving().first + bytes / moving().rate_alone + moving().completion;
+    const double period = moving().first + bytes / moving().rate_alone + completion();
     return pipeline(gemm(rows_, k_), gemm(rows_, k_), world_ - 1, period, period);
   }
 
@@ -174,7 +191,7 @@ class Terms {
           step = step + moving_rows(2.0 * double(chunks * rows) * double(one) * n_.result);
     }
     const double bytes_flow = flow(rows, k_, c.uniform);
-    const double first = moving().first + bytes_flow + moving().completion;
+    const double first = moving().first + bytes_flow + completion();
     const Piece local = c.uniform ? Piece{} : gemm(rows_, k_);
     return pipeline(local, step, steps, first, bytes_flow + moving().following);
   }
@@ -190,7 +207,7 @@ class Terms {
       step = around([&](int64_t rows) { return gemm(rows, columns, true); });
     }
     const double bytes_flow = flow(rows_, columns, c.uniform);
-    const double first = moving().first + bytes_flow + moving().completion;
+    const double first = moving().first + bytes_flow + completion();
     const Piece local = c.uniform ? Piece{} : gemm(rows_, k_);
     double seconds = pipeline(local, step, steps, first, bytes_flow + moving().following);
     if (n_.sum_bytes != n_.result) {  // sums are rounded into the result, once
@@ -210,7 +227,8 @@ class Terms {
     const Piece piece = gemm(rows, k_);
     const double over_link = piece.fixed + double(rows * k_) * n_.element / link;
     const double each = std::max(piece.alone, over_link) + n_.reach;
-    return gemm(rows_, k_).alone - n_.gap + double(pieces) * (each + (same ? n_.decision : 0.0));
+    const double looking = same ? n_.decision_in_place : 0.0;
+    return gemm(rows_, k_).alone - n_.gap + double(pieces) * (each + looking);
   }
 
   // Whatever has arrived, as few pieces as can be. A look finds the arrived rows of one peer side
@@ -219,7 +237,7 @@ class Terms {
   double adaptive(const Candidate& c) {
     const int64_t peers = world_ - 1, rows = ceil_div(rows_, c.depth);
     const double bytes_flow = flow(rows, k_, false), period = bytes_flow + moving().following;
-    const double first = moving().first + bytes_flow + moving().completion;
+    const double first = moving().first + bytes_flow + completion();
     const double last = first + double(ceil_div(rows_, rows) - 1) * period;
     const Piece local = gemm(rows_, k_), decision{n_.decision, n_.decision, n_.decision};
     const double begin = end_of(0.0, last, local) - n_.gap;
@@ -254,6 +272,112 @@ class Terms {
     return std::max(end_of(start, last, each * double(total)), last + tail);
   }
 
+  // The gathered rows are the K of the product: every piece adds to all of it.
+  double contract(const Candidate& c) {
+    const int64_t rows = ceil_div(rows_, c.depth), steps = ceil_div(rows_, rows);
+    const Piece local = gemm(k_, rows_), piece = gemm(k_, rows, true);
+    if (c.engine == kDirect) {
+      const double over_link = piece.fixed + double(rows * k_) * n_.element / n_.one_peer;
+      const double each = std::max(piece.alone, over_link) + n_.reach;
+      return local.alone - n_.gap + double(steps * (world_ - 1)) * each;
+    }
+    if (c.serial)
+      return moving().first + flow(rows_, k_, true) + completion() + gemm(k_, m_).alone - n_.gap;
+    if (c.one_peer) {
+      const double bytes = double(rows_) * double(k_) * n_.element;
+      const double period = moving().first + bytes / moving().rate_alone + completion();
+      return pipeline(local, piece, world_ - 1, period, period);
+    }
+    const double bytes_flow = flow(rows, k_, false);
+    const double first = moving().first + bytes_flow + completion();
+    return pipeline(local, piece * double(world_ - 1), steps, first,
+                    bytes_flow + moving().following);
+  }
+
+  // What an owner does with so many of its rows once all of them are there: add, or nothing.
+  Piece adding(int64_t rows, int64_t columns) const {
+    if (form_ == kSend) return {};
+    const double copies = double(world_) + (form_ == kSumEverywhere ? 2.0 : 1.0);
+    return moving_rows(double(rows) * double(columns) * n_.element * copies);
+  }
+
+  // Products first: a step makes a chunk for every peer, which leaves as soon as it is made; a rank's
+  // own rows are made last, and sums follow arrivals.
+  double send(const Candidate& c) {
+    const int64_t peers = world_ - 1, n = columns_[0];
+    if (c.serial) {
+      const double sent = moving().first + flow(rows_, n, false) + completion();
+      Piece kept = adding(rows_, n);
+      if (form_ == kSend) kept = moving_rows(2.0 * double(rows_) * double(n) * n_.element);
+      const double passed = form_ == kSumEverywhere ? sent : 0.0;
+      return gemm(m_, k_).alone - n_.gap + sent + kept.alone + passed;
+    }
+    const int64_t rows = c.columns ? rows_ : ceil_div(rows_, c.depth);
+    const int64_t columns = c.columns ? ceil_div(n, c.depth) : n;
+    const int64_t steps = c.columns ? ceil_div(n, columns) : ceil_div(rows_, rows);
+    const std::vector<int64_t> wide{columns};
+    Piece step, local = c.uniform ? Piece{} : gemm(rows_, k_);
+    const int64_t chunks = c.uniform ? world_ : peers;
+    if (c.one_peer) {
+      step = gemm(rows_, k_);
+    } else if (c.fusion != kFused) {
+      step = gemm(wide, rows, k_) * double(peers);
+    } else if (c.columns) {
+      step = c.uniform ? gemm(wide, m_, k_)
+                       : around([&](int64_t some) { return gemm(wide, some, k_); });
+    } else {
+      step = gemm(chunks * rows, k_);
+      if (chunks > 1)  // the rows of a step are gathered side by side
+        step = step + moving_rows(2.0 * double(chunks * rows) * double(k_) * n_.element);
+    }
+    Piece sum = adding(rows, columns);
+    if (c.fusion == kAdaptive) {
+      const Piece decision{n_.decision, n_.decision, n_.decision};
+      step = step + decision * double(peers);
+      if (form_ != kSend) local = (gemm(rows, k_) + decision) * double(steps);
+      if (form_ != kSend) sum = sum + decision;
+    }
+    const int64_t arrivals = c.one_peer ? peers : steps;
+    const double alone = double(rows_) * double(n) * n_.element / moving().rate_alone;
+    const double bytes_flow = c.one_peer ? alone : flow(rows, columns, false);
+    const double start = moving().first, end = completion();
+    const double period =
+        bytes_flow + (c.one_peer ? moving().first + end : moving().following);
+    const Piece making = step * double(arrivals);
+    const double links = step.alone - n_.gap + start + bytes_flow + end +
+                         double(arrivals - 1) * period;
+    const double tail = end_of(-n_.gap, links, making) + start + bytes_flow + end;
+    const double arrived = std::max(links, tail);
+    const double computed =
+        end_of(-n_.gap, arrived, making + local + sum * double(c.one_peer ? 1 : steps));
+    double seconds = std::max(computed, arrived + sum.alone);
+    if (form_ == kSumEverywhere)  // the sums go back over the links, each as soon as it is there
+      seconds = std::max(seconds + start + bytes_flow + end, links + double(arrivals) * period);
+    return seconds;
+  }
+
+  // Products are made in their owners' memory: over a link, one owner at a time.
+  double send_direct(const Candidate& c) {
+    const int64_t rows = ceil_div(rows_, c.depth), steps = ceil_div(rows_, rows), n = columns_[0];
+    const double bytes = double(rows) * double(n) * n_.element;
+    const Piece piece = gemm(rows, k_);
+    const double over_link = piece.fixed + bytes / n_.one_peer;
+    const double each = std::max(piece.alone, over_link) + n_.reach;
+    const bool cut = c.fusion == kAdaptive && form_ != kSend;
+    const Piece local = cut ? gemm(rows, k_) * double(steps) : gemm(rows_, k_);
+    double seconds = double(steps * (world_ - 1)) * each + local.alone - n_.gap;
+    if (form_ == kSend)  // what peers put into the inbox is brought to its place
+      seconds += moving_rows(2.0 * double(m_ - rows_) * double(n) * n_.element).alone;
+    else
+      seconds += double(steps) * adding(rows, n).alone;
+    if (form_ == kSumEverywhere) {
+      const Piece fetched = moving_rows(2.0 * bytes);
+      const double one = std::max(fetched.alone, fetched.fixed + bytes / n_.one_peer) + n_.reach;
+      seconds += double(steps * (world_ - 1)) * one;
+    }
+    return seconds;
+  }
+
   // A piece over the rows above the rank's own, and one over those below; of the slowest rank.
   template <typename Make>
   Piece around(Make make) {
@@ -266,11 +390,12 @@ class Terms {
   }
 
   const Machine& n_;
-  int64_t world_, m_, rows_, k_;
+  int form_;
+  int64_t world_, m_, rows_, k_, width_ = 0;  // width_: columns of what travels
   const std::vector<int64_t>& columns_;
-  double load_ = 0.0;
+  double load_ = 0.0, late_ = 0.0;
   int engine_ = kDma;
-  std::map<std::tuple<int64_t, int64_t, bool>, std::vector<Cost>> costs_;
+  std::vector<std::pair<std::array<int64_t, 3>, Cost>> costs_;
 };
 
 }  // namespace
@@ -289,9 +414,10 @@ NB_MODULE(_rule, m) {
                     const std::vector<Rated::Point>&>(),
            "peak"_a, "half"_a, "bytes"_a, "kernel_and_units"_a, "axes"_a, "points"_a);
   nb::class_<Moving>(m, "Moving")
-      .def(nb::init<double, double, double, double, double, double, double, double, double>(),
+      .def(nb::init<double, double, double, double, double, double, double, double, double,
+                    double>(),
            "first"_a, "following"_a, "completion"_a, "rate"_a, "rate_alone"_a, "rate_own"_a,
-           "row"_a, "bandwidth"_a, "slowdown"_a);
+           "row"_a, "bandwidth"_a, "slowdown"_a, "late"_a = 0.0);
   nb::class_<Candidate>(m, "Candidate")
       .def(nb::init<int, int, bool, bool, bool, bool, int64_t>(), "engine"_a, "fusion"_a,
            "serial"_a, "one_peer"_a, "columns"_a, "uniform"_a, "depth"_a);
@@ -300,24 +426,24 @@ NB_MODULE(_rule, m) {
           "__init__",
           [](Machine* self, std::shared_ptr<Gemms> gemms, const Moving& dma, const Moving& cores,
              double rate, double kernel, double gap, double latency, double bandwidth,
-             double decision, double reach, double one_peer, double from_same, double element,
+             double decision, double decision_in_place, double reach, double one_peer, double from_same, double element,
              double result, double sum_bytes, int64_t left) {
             new (self) Machine{std::move(gemms), {dma, cores}, rate, kernel, gap, latency,
-                               bandwidth, decision, reach, one_peer, from_same, element, result,
+                               bandwidth, decision, decision_in_place, reach, one_peer, from_same, element, result,
                                sum_bytes, left};
           },
           nb::kw_only(), "gemms"_a, "dma"_a, "cores"_a, "rate"_a, "kernel"_a, "gap"_a,
-          "latency"_a, "bandwidth"_a, "decision"_a, "reach"_a, "one_peer"_a, "from_same"_a,
+          "latency"_a, "bandwidth"_a, "decision"_a, "decision_in_place"_a, "reach"_a, "one_peer"_a, "from_same"_a,
           "element"_a, "result"_a, "sum_bytes"_a, "left"_a)
       .def(
           "seconds",
-          [](const Machine& machine, const std::vector<const Candidate*>& candidates,
+          [](const Machine& machine, const std::vector<const Candidate*>& candidates, int form,
              int64_t world, int64_t m, int64_t rows, const std::vector<int64_t>& columns,
              int64_t k) {
-            Terms terms(machine, world, m, rows, columns, k);
+            Terms terms(machine, form, world, m, rows, columns, k);
             std::vector<double> seconds;
             for (const Candidate* one : candidates) seconds.push_back(terms.seconds(*one));
             return seconds;
           },
-          "candidates"_a, "world"_a, "m"_a, "rows"_a, "columns"_a, "k"_a);
+          "candidates"_a, "form"_a, "world"_a, "m"_a, "rows"_a, "columns"_a, "k"_a);
 }

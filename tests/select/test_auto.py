@@ -14,7 +14,7 @@ from weft.fabric import _native, of
 from weft.plan.all_gather_matmul import AllGatherMatmul
 from weft.schedule import Schedule
 from weft.select import auto, store
-from weft.select.guard import BLOCK
+from weft.select.guard import CALLS, MOST_CALLS, TURNS
 from weft.select.heuristic import Choice
 
 
@@ -40,7 +40,7 @@ def agree(answers) -> list:
 
 @pytest.mark.parametrize("world", [2, 3])
 def test_ranks_agree_in_every_call_and_explain_the_same(ranks, world):
-    said = agree(ranks(world).run(several, 2 * BLOCK + 2))
+    said = agree(ranks(world).run(several, MOST_CALLS + 2))
     assert all(why for _, why in said)
 
 
@@ -59,7 +59,7 @@ def _at_odds(m: int) -> list[tuple[str, str]]:
         os.environ["XDG_CACHE_HOME"] = "/nonexistent"
         memory.guards[("anything",)] = None
     time.sleep(0.05 * fabric.rank)
-    return several(2 * BLOCK + 1, m)
+    return several(MOST_CALLS + 1, m)
 
 
 def test_ranks_that_would_choose_otherwise_run_what_rank_0_chose(fresh_ranks):
@@ -75,18 +75,18 @@ def _force(seconds: dict[str, float]) -> list[tuple[str, str]]:
         from weft.select.guard import Guard
 
         choice = Choice(Schedule.parse("adaptive@dma"), "forced by a test")
-        (key,) = [key for key in memory.guards if key[0] == 20]
+        (key,) = [key for key in memory.guards if key[1].rows == 20]
         memory._settled.clear()
         guard = memory.guards[key] = Guard(choice)
         hear = guard.observe
         guard.observe = lambda _: hear(seconds[guard.next.schedule.base])  # type: ignore
-    return [call(40) for _ in range(2 * BLOCK + 3)]
+    return [call(40) for _ in range(2 * TURNS * CALLS + 3)]
 
 
 def test_all_ranks_fall_back_to_serial_at_the_same_call(fresh_ranks):
     said = agree(fresh_ranks(2).run(_force, {"adaptive": 2.0, "serial": 1.0}))
     ran = [schedule for schedule, _ in said]
-    assert ran == ["adaptive@dma"] * BLOCK + ["serial@dma"] * (BLOCK + 3)
+    assert ran == (["adaptive@dma"] * CALLS + ["serial@dma"] * CALLS) * TURNS + ["serial@dma"] * 3
     assert "measured slower here than serial" in said[-1][1]
 
 

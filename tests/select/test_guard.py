@@ -1,45 +1,61 @@
-"""The guard: tries a choice against serial, keeps the faster, and says so."""
+"""The guard: tries a choice against serial and rivals, keeps the fastest, and says so."""
 
 from __future__ import annotations
 
 from weft.schedule import Schedule
-from weft.select.guard import BLOCK, Guard
-from weft.select.heuristic import Choice
+from weft.select.guard import CALLS, MOST_CALLS, TURNS, UNCOUNTED, Guard
+from weft.select.heuristic import MOST_RIVALS, Choice
 
-SERIAL = Schedule.parse("serial")
-CHOICE = Choice(Schedule.parse("adaptive@dma"), "by the rule")
+SERIAL, ADAPTIVE, SHARDS, DIRECT = map(
+    Schedule.parse, ("serial@dma", "adaptive@dma", "shard-p2p@dma", "adaptive@direct")
+)
+CHOICE = Choice(ADAPTIVE, "by the rule")
+RIVALLED = Choice(ADAPTIVE, "by the rule", SERIAL, (SHARDS, DIRECT))
 
 
-def settle(overlapped: float, serial: float, noise: float = 0.0) -> Guard:
-    guard = Guard(CHOICE)
+def settle(seconds: dict[Schedule, float], choice: Choice = CHOICE) -> Guard:
+    guard, calls = Guard(choice), 0
     while not guard.settled:
-        is_serial = guard.next.schedule.serial
-        guard.observe((serial if is_serial else overlapped) + noise)
-        noise = 0.0
+        guard.observe(seconds[guard.next.schedule])
+        calls += 1
+        assert calls <= MOST_CALLS
     return guard
 
 
 def test_the_faster_one_stays():
-    assert settle(1.0, 2.0).choice == CHOICE
-    fallen = settle(2.0, 1.0).choice
+    assert settle({ADAPTIVE: 1.0, SERIAL: 2.0}).choice == CHOICE
+    fallen = settle({ADAPTIVE: 2.0, SERIAL: 1.0}).choice
     assert fallen.schedule == SERIAL
-    assert "slower" in fallen.why
-    assert "adaptive@dma" in fallen.why
+    assert fallen.why == (
+        "adaptive@dma was chosen, but measured slower here than serial: 2e+03 ms against 1e+03 ms"
+    )
+
+
+def test_a_rival_that_is_measured_fastest_takes_over():
+    fastest = {ADAPTIVE: 1.2, SERIAL: 1.1, SHARDS: 1.3, DIRECT: 1.0}
+    found = settle(fastest, RIVALLED).choice
+    assert found.schedule == DIRECT
+    assert "measured slower here than adaptive@direct" in found.why
+    assert settle({**fastest, ADAPTIVE: 0.9}, RIVALLED).choice == RIVALLED
+    assert len(RIVALLED.rivals) == MOST_RIVALS
+
+
+def test_a_choice_of_serial_is_tried_where_it_has_rivals():
+    choice = Choice(SERIAL, "by the rule", SERIAL, (SHARDS,))
+    assert settle({SERIAL: 2.0, SHARDS: 1.0}, choice).choice.schedule == SHARDS
+    assert settle({SERIAL: 1.0, SHARDS: 2.0}, choice).choice == choice
 
 
 def test_a_difference_within_noise_changes_nothing():
-    assert settle(1.02, 1.0).choice == CHOICE
+    assert settle({ADAPTIVE: 1.01, SERIAL: 1.0}).choice == CHOICE
 
 
-def test_a_first_call_that_makes_plans_does_not_count():
-    assert settle(1.0, 2.0, noise=100.0).choice == CHOICE
-
-
-def test_one_slow_moment_does_not_count():
+def test_calls_that_make_plans_and_one_slow_moment_do_not_count():
     guard = Guard(CHOICE)
-    for number in range(2 * BLOCK):
+    for number in range(2 * TURNS * CALLS):
         seconds = 2.0 if guard.next.schedule.serial else 1.0
-        guard.observe(50.0 if number == 2 else seconds)
+        slow = number % CALLS < UNCOUNTED or number == UNCOUNTED
+        guard.observe(50.0 if slow else seconds)
     assert guard.settled
     assert guard.choice == CHOICE
 
@@ -47,12 +63,12 @@ def test_one_slow_moment_does_not_count():
 def test_it_ends_after_a_few_calls_and_then_costs_nothing():
     guard = Guard(CHOICE)
     ran = []
-    for _ in range(3 * BLOCK):
+    for _ in range(2 * TURNS * CALLS + 3):
         ran.append(guard.next.schedule.serial)
         guard.observe(1.0)
-    assert ran == [False] * BLOCK + [True] * BLOCK + [False] * BLOCK
+    assert ran == ([False] * CALLS + [True] * CALLS) * TURNS + [False] * 3
 
 
-def test_serial_and_unwatched_choices_are_not_tried():
+def test_unwatched_choices_and_those_without_another_are_not_tried():
     assert Guard(Choice(SERIAL, "")).settled
     assert Guard(CHOICE, watch=False).settled

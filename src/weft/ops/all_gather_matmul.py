@@ -21,6 +21,8 @@ from weft.ops.common import (
     check_group_rank,
     check_operands,
     check_out,
+    chosen_item,
+    decide,
     define,
     dispatched,
     dtype_name,
@@ -32,10 +34,9 @@ from weft.ops.common import (
 )
 from weft.plan.all_gather_matmul import AllGatherMatmul
 from weft.plan.tasks import Plannable
-from weft.run.call import CHOSEN, Tensors, carry_out, refuse
+from weft.run.call import Tensors, carry_out, refuse
 from weft.run.proposal import Proposal
 from weft.schedule import Schedule
-from weft.select import auto
 
 NAME = "all_gather_matmul"
 BESIDE = "the shape of x_shard beside gather_dim and K"
@@ -154,10 +155,8 @@ def _run(
         refuse(fabric, NAME, error)
         raise
     if decision is None:
-        auto.of(fabric).meet()
+        decision = decide(fabric, NAME, sizes, lambda: _expected(sizes, fabric.world))
     try:
-        if decision is None:
-            decision = auto.of(fabric).decide(sizes, lambda: _expected(sizes, fabric.world))
         proposal = _proposal(sizes, decision.said, decision.told)
     except Exception as error:
         refuse(fabric, NAME, error)
@@ -241,9 +240,7 @@ def _proposal(sizes: _Sizes, schedule: str, told: tuple[str, str] | None) -> Pro
         ("shard_rows", sizes.declared),
     )
     own = (("rows", sizes.rows), ("columns", sizes.columns), ("out", sizes.out_rows))
-    if told is not None:
-        own = (*own, (CHOSEN, told))  # type: ignore[assignment]
-    return Proposal(NAME, same, own).checked()
+    return Proposal(NAME, same, (*own, *chosen_item(told))).checked()
 
 
 def _combine(proposals: Sequence[Proposal]) -> AllGatherMatmul:

@@ -42,6 +42,7 @@ class Moving:
         row: float,
         bandwidth: float,
         slowdown: float,
+        late: float = 0.0,
     ) -> None: ...
 
 class Candidate:
@@ -69,6 +70,7 @@ class Machine:
         latency: float,
         bandwidth: float,
         decision: float,
+        decision_in_place: float,
         reach: float,
         one_peer: float,
         from_same: float,
@@ -80,6 +82,7 @@ class Machine:
     def seconds(
         self,
         candidates: Sequence[Candidate],
+        form: int,
         world: int,
         m: int,
         rows: int,

@@ -9,13 +9,12 @@ watches how long calls take, so there is nothing on which ranks could differ. Th
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple
 
 from weft.errors import Unsupported, nearest
 from weft.fabric import HostFabric, _native
 from weft.machine import Machine
-from weft.plan.all_gather_matmul import AllGatherMatmul
 from weft.run.call import meet
 from weft.schedule import Schedule
 from weft.select import heuristic, host, model, store
@@ -53,9 +52,9 @@ class Auto:
         self.fabric = fabric
         self.mode = "auto"
         self.forced: Choice | None = None
-        self.heard: Callable[[AllGatherMatmul, float], None] | None = None
-        self.guards: dict[tuple[object, ...], Guard] = {}
-        self._settled: dict[tuple[object, ...], Decision] = {}
+        self.heard: Callable[[Any, float], None] | None = None
+        self.guards: dict[Hashable, Guard] = {}
+        self._settled: dict[Hashable, Decision] = {}
         self._link = fabric.link
         self._tuned: frozenset[str] | None = None
         self._machine: Machine | None = None
@@ -72,15 +71,18 @@ class Auto:
         if dict(first)["calibrate"]:
             self._machine = host.calibrate(self.fabric)
 
-    def decide(self, key: tuple[object, ...], operation: Callable[[], AllGatherMatmul]) -> Decision:
+    def decide(self, key: Hashable, operation: Callable[[], Any], work: int = 1) -> Decision:
         """The decision for a call. `key` stands for the operation, which is made if needed; where
-        peers have other sizes than this rank expects, it is near enough to choose by."""
+        peers have other sizes than this rank expects, it is near enough to choose by. work: what
+        the call's time is in proportion to, among those of one key."""
         if self.fabric.rank != 0:
             return _AS_TOLD
         if self.forced is not None:
             made, heard = operation(), self.heard
             assert heard is not None
-            return Decision(AUTO, None, "", self.forced.told, lambda s: heard(made, s))
+            refuses = getattr(made, "refuses", None)
+            if refuses is None or refuses(self.forced.schedule) is None:
+                return Decision(AUTO, None, "", self.forced.told, lambda s: heard(made, s))
         if self.fabric.link is not self._link:
             self._link = self.fabric.link
             self.forget()
@@ -92,8 +94,14 @@ class Auto:
             if len(self.guards) >= MAX_SHAPES:
                 self.forget()
             guard = self.guards[key] = self._guard(operation())
+            guard.work = work
         if not guard.settled:
-            return Decision(AUTO, None, "", guard.next.told, guard.observe)
+            observe, share = guard.observe, guard.work / max(work, 1)
+            if share != 1.0:
+                return Decision(
+                    AUTO, None, "", guard.next.told, lambda seconds: observe(seconds * share)
+                )
+            return Decision(AUTO, None, "", guard.next.told, observe)
         decision = self._settled[key] = Decision(AUTO, None, "", guard.choice.told)
         return decision
 
@@ -120,7 +128,7 @@ class Auto:
             self._machine = host.description()
         return host.with_link(self._machine, self.fabric.link)
 
-    def _guard(self, operation: AllGatherMatmul) -> Guard:
+    def _guard(self, operation: Any) -> Guard:
         if operation.world == 1:
             return Guard(Choice(_SERIAL, "one rank has nothing to overlap"))
         found = self._find(operation) if self.mode == "auto" else None
@@ -133,7 +141,7 @@ class Auto:
         by = model.choose if self.mode == "model" else heuristic.choose
         return Guard(by(self.machine, operation), watch=_guarded())
 
-    def _find(self, operation: AllGatherMatmul) -> store.Answer | None:
+    def _find(self, operation: Any) -> store.Answer | None:
         """A tuned result. Which there are is looked up once, so that where there is none, as is
         usual, a choice does not wait for a disk."""
         if self._tuned is None:

@@ -1,5 +1,5 @@
-"""The never-slower rule: the first calls of a shape try its choice against serial, and the faster
-stays.
+"""The never-slower rule: the first calls of a shape try its choice against serial, and against what
+is of another kind and near, and the fastest stays.
 
 Only rank 0 has a guard. What it wants next goes into its header, and every rank runs what that
 header says, so all of them switch at the same call.
@@ -7,14 +7,23 @@ header says, so all of them switch at the same call.
 
 from __future__ import annotations
 
-from weft.select.heuristic import Choice
+from statistics import median_low
 
-BLOCK = 4
-"""Calls in a row of each arm. The first of them makes plans and finds peers that expected the
-other arm, so it does not count; of the rest the quickest does, which no passing noise can fake."""
+from weft.select.heuristic import MOST_RIVALS, Choice
 
-TOLERANCE = 0.03
-"""How much slower than serial a choice may be measured, for a difference that is none."""
+TURNS = 2
+"""Turns of every arm: one after the other and again, so that a slow moment hits none alone."""
+CALLS = 5
+"""Calls in a row of each turn."""
+UNCOUNTED = 2
+"""The first of them: they make plans, find peers that expected another arm, and touch the memory of
+both stages, which take turns."""
+
+MOST_CALLS = TURNS * CALLS * (2 + MOST_RIVALS)
+"""After so many calls it has settled."""
+
+TOLERANCE = 0.02
+"""How much faster than the choice another must be measured, for a difference that is none."""
 
 
 class Guard:
@@ -22,33 +31,43 @@ class Guard:
 
     def __init__(self, choice: Choice, watch: bool = True) -> None:
         self.choice = choice
-        self.settled = not watch or choice.schedule.serial
-        self._arms = (
-            choice,
-            Choice(choice.serial, f"tried against {choice.schedule} in the first calls"),
-        )
-        self._samples: tuple[list[float], list[float]] = ([], [])
+        self.settled = not watch or not (choice.rivals or choice.schedule != choice.serial)
+        others = [s for s in (choice.serial, *choice.rivals) if s != choice.schedule]
+        tried = f"tried against {choice.schedule} in the first calls"
+        self._arms = (choice, *(Choice(schedule, tried) for schedule in others))
+        self._samples: list[list[float]] = [[] for _ in self._arms]
+        self._calls = 0
+        self.work = 1  # what the first call's time was in proportion to
 
     @property
     def next(self) -> Choice:
         """What the next call is to run."""
-        if self.settled:
-            return self.choice
-        return self._arms[len(self._samples[0]) >= BLOCK]
+        return self.choice if self.settled else self._arms[self._turn]
+
+    @property
+    def _turn(self) -> int:
+        return self._calls // CALLS % len(self._arms)
 
     def observe(self, seconds: float) -> None:
         """Hears how long the call took that ran `next`."""
         if self.settled:
             return
-        samples = self._samples[len(self._samples[0]) >= BLOCK]
-        samples.append(seconds)
-        if len(self._samples[1]) < BLOCK:
+        arm = self._turn
+        if self._calls % CALLS >= UNCOUNTED:
+            self._samples[arm].append(seconds)
+        self._calls += 1
+        if self._calls < TURNS * CALLS * len(self._arms):
             return
-        overlapped, serial = (min(arm[1:]) for arm in self._samples)
         self.settled = True
-        if overlapped > serial * (1.0 + TOLERANCE):
+        # Of all that counts the lower middle: slow moments are left out, and so are lucky ones, in
+        # which a peer was early.
+        seconds_of = [median_low(samples) for samples in self._samples]
+        fastest = min(range(len(self._arms)), key=seconds_of.__getitem__)
+        if seconds_of[fastest] * (1.0 + TOLERANCE) < seconds_of[0]:
+            found, first = self._arms[fastest].schedule, self._arms[0].schedule
+            name = "serial" if found.serial else str(found)
             self.choice = Choice(
-                self._arms[1].schedule,
-                f"{self._arms[0].schedule} was chosen, but measured slower here than serial: "
-                f"{overlapped * 1e3:.3g} ms against {serial * 1e3:.3g} ms",
+                found,
+                f"{first} was chosen, but measured slower here than {name}: "
+                f"{seconds_of[0] * 1e3:.3g} ms against {seconds_of[fastest] * 1e3:.3g} ms",
             )

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 from weft.errors import Unsupported
 from weft.machine import Machine
-from weft.plan.all_gather_matmul import AllGatherMatmul
 from weft.schedule import Schedule
 from weft.select.heuristic import Choice, estimates
 from weft.simulate import run
@@ -16,7 +16,7 @@ BOUND = 1.25
 
 
 @lru_cache(maxsize=1024)
-def choose(machine: Machine, operation: AllGatherMatmul) -> Choice:
+def choose(machine: Machine, operation: Any) -> Choice:
     """The candidate that simulates fastest, among those that the rule does not rule out."""
     predicted = estimates(machine, operation)
     most = min(predicted.values()) * BOUND

@@ -43,6 +43,8 @@ def numbers(machine: Machine, world: int, dtype: str) -> _rule.Machine:
         latency=memory.latency,
         bandwidth=bandwidth_of(machine),
         decision=launch.decision,
+        # What waits for nothing is merged when a host's plan is made ready, not in a call.
+        decision_in_place=launch.decision if machine.host is None else 0.0,
         reach=links.latency,
         one_peer=one_peer,
         # All ranks that read the same peer share what leaves it.
@@ -106,10 +108,11 @@ def _on_host(machine: Machine, host: Host, world: int, driver: str) -> _rule.Mov
         waits = links.latency
         if driver == "dma":
             waits += host.nap  # it slept, and wakes up
-    slowdown = 1.0
+    slowdown, late = 1.0, 0.0
     if host.cores < 2 * world:
         if driver == "cores" and _linked(machine):
             slowdown = 1.0 + peers  # each copy spins for as long as its link takes
+            late = host.slice / 2.0  # and sees its end when it has the core
         else:
             naps = peers * host.nap / host.turn if _linked(machine) else 0.0
             slowdown = 1.0 / (1.0 - min(MOST_BUSY, peers * rate / copying + naps))
@@ -124,6 +127,7 @@ def _on_host(machine: Machine, host: Host, world: int, driver: str) -> _rule.Mov
         row=engines.row,
         bandwidth=bandwidth_of(machine),
         slowdown=slowdown,
+        late=late,
     )
 
 

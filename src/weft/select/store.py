@@ -19,11 +19,12 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from math import log2
 from pathlib import Path
+from typing import Any
 
 from weft.errors import Unsupported
 from weft.machine import host
-from weft.plan.all_gather_matmul import AllGatherMatmul
 from weft.schedule import Schedule
+from weft.select.sizes import sizes_of
 
 
 @dataclass(frozen=True)
@@ -73,18 +74,19 @@ def listed() -> frozenset[str]:
         return frozenset()
 
 
-def question(operation: AllGatherMatmul, link: str, version: str) -> Question:
+def question(operation: Any, link: str, version: str) -> Question:
     """The question that an operation asks on this machine."""
-    m, n, k = operation.m, sum(operation.columns[0]), operation.k
+    sizes = sizes_of(operation)
+    m, n, k = sizes.m, sum(sizes.columns), sizes.k
     return Question(
         machine=this_machine(),
         operation=operation.name,
         dtype=operation.dtype,
         world=operation.world,
         link=link,
-        m=_bucket(m),
-        n=_bucket(n),
-        k=_bucket(k),
+        m=bucket(m),
+        n=bucket(n),
+        k=bucket(k),
         version=version,
     )
 
@@ -156,7 +158,7 @@ def _digest(content: object) -> str:
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def _bucket(size: int) -> int:
+def bucket(size: int) -> int:
     """The size in the middle of the half octave around it; 0 stays 0."""
     return 0 if size < 1 else round(2.0 ** (round(2.0 * log2(size)) / 2.0))
 

@@ -16,12 +16,11 @@ import torch.distributed as dist
 from weft.errors import Error, Unsupported
 from weft.fabric import HostFabric, _native
 from weft.fabric import of as fabric_of
-from weft.plan.all_gather_matmul import AllGatherMatmul
 from weft.schedule import Schedule
 from weft.select import auto, store
 from weft.select.heuristic import Choice, candidates
 
-Samples = dict[AllGatherMatmul, dict[Schedule, list[float]]]
+Samples = dict[Any, dict[Schedule, list[float]]]
 Report = Callable[[float, str], None]
 
 
@@ -68,14 +67,14 @@ def tune(
     return _keep(fabric, memory, samples)
 
 
-def _hearing(samples: Samples, schedule: Schedule) -> Callable[[AllGatherMatmul, float], None]:
-    def hear(operation: AllGatherMatmul, seconds: float) -> None:
+def _hearing(samples: Samples, schedule: Schedule) -> Callable[[Any, float], None]:
+    def hear(operation: Any, seconds: float) -> None:
         samples.setdefault(operation, {}).setdefault(schedule, []).append(seconds)
 
     return hear
 
 
-def _deaf(operation: AllGatherMatmul, seconds: float) -> None:
+def _deaf(operation: Any, seconds: float) -> None:
     """A call that does not count."""
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import exp, log
 from random import Random
@@ -20,7 +20,7 @@ from weft.errors import Unsupported
 from weft.machine import Machine
 from weft.plan.all_gather_matmul import AllGatherMatmul
 from weft.schedule import Schedule
-from weft.select.heuristic import PAPER, estimates, least, paper
+from weft.select.heuristic import PAPER, candidates, estimates, least, paper
 from weft.simulate import check_fits, run
 
 ROWS = (64, 262144)
@@ -88,7 +88,7 @@ def simulated(machine: Machine, drawn: Drawn) -> dict[Schedule, float]:
     """Seconds of every candidate that fits the machine."""
     there = with_links(machine, drawn.link_speed)
     seconds: dict[Schedule, float] = {}
-    for schedule in Schedule.space(drawn.operation):
+    for schedule in candidates(drawn.operation.world):
         plan = drawn.operation.lower(schedule)
         try:
             check_fits(plan, there)
@@ -240,10 +240,10 @@ def _verdict(work: tuple[Machine, Drawn]) -> Verdict:
 
 
 def chosen(
-    machine: Machine, operation: AllGatherMatmul, candidates: list[Schedule]
+    machine: Machine, operation: AllGatherMatmul, among: Sequence[Schedule]
 ) -> dict[str, Schedule]:
     """What is chosen in each set, from static sizes alone."""
-    predicted = estimates(machine, operation, candidates)
+    predicted = estimates(machine, operation, among)
     choices = {
         kind: least({s: time for s, time in predicted.items() if IN_SET[kind](s)})
         for kind in ("heuristic", "fixed")

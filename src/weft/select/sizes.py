@@ -1,0 +1,54 @@
+"""What the rule asks of an operation: what it does first, and a few sizes of its busiest rank."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from weft.errors import Unsupported
+from weft.plan import gathering, scattering
+from weft.plan.gather_contract import DEPTH, GatherContract
+from weft.schedule import Schedule
+
+GATHER, CONTRACT, SEND, SUM, SUM_EVERYWHERE = range(5)
+"""As native/rule.cpp has them."""
+
+_ADAPTIVE = Schedule.parse("adaptive@dma")
+
+
+class Sizes(NamedTuple):
+    """`m` rows in all, `rows` from or to one peer. `cut`, `adaptive_cut`: the chunks that fixed
+    schedules and adaptive make of the latter where a schedule's name leaves it open."""
+
+    form: int
+    world: int
+    m: int
+    rows: int
+    columns: tuple[int, ...]
+    k: int
+    dtype: str
+    cut: int
+    adaptive_cut: int
+
+
+def sizes_of(operation: Any) -> Sizes:
+    """The sizes of an operation that gathers and multiplies, or multiplies and sends."""
+    world, dtype = operation.world, operation.dtype
+    if isinstance(operation, GatherContract):
+        m = max(map(operation.received, range(world)))
+        rows = max(rows for spans in operation.taken for _, rows in spans)
+        columns = max(operation.columns, key=sum)
+        return Sizes(CONTRACT, world, m, rows, columns, operation.k, dtype, DEPTH, DEPTH)
+    if hasattr(operation, "spans"):
+        spans = [[rows for _, rows in operation.spans(rank)] for rank in range(world)]
+        cut = gathering.default_depth(operation, _ADAPTIVE)
+        columns = max(operation.columns, key=sum)
+        m, rows = max(map(sum, spans)), max(map(max, spans))
+        return Sizes(GATHER, world, m, rows, columns, operation.k, dtype, world, cut)
+    if hasattr(operation, "summed"):
+        made = [operation.sizes(rank) for rank in range(world)]
+        form = SUM if operation.summed else SEND
+        form = SUM_EVERYWHERE if operation.everywhere else form
+        cut = scattering.default_depth(operation, _ADAPTIVE)
+        m, rows = max(map(sum, made)), max(map(max, made))
+        return Sizes(form, world, m, rows, (operation.n,), max(operation.inner), dtype, world, cut)
+    raise Unsupported(f"there is no rule for {operation.name}; name a schedule")
