@@ -57,6 +57,7 @@ struct Moving {
   double row;                           // each further row of a strided chunk
   double bandwidth, slowdown;           // what a GEMM has left of memory, and how it is slowed
   double late;                          // how much later a waiter knows where compute runs beside it
+  double each;                          // what compute loses to every chunk, on a core it shares
 };
 
 struct Machine {
@@ -147,6 +148,12 @@ class Terms {
     return {fixed + bytes / n_.bandwidth, fixed + bytes / moving().bandwidth, fixed};
   }
 
+  // What so many chunks cost the compute beside them.
+  Piece disturbed(int64_t chunks) const {
+    const double lost = moving().each * double(chunks);
+    return {lost, lost, lost};
+  }
+
   // Seconds for which the bytes of a chunk flow, from every peer at once.
   double flow(int64_t rows, int64_t columns, bool own) const {
     const double bytes = double(rows) * double(columns) * n_.element;
@@ -175,7 +182,8 @@ class Terms {
   double shards() {
     const double bytes = double(rows_) * double(k_) * n_.element;
     const double period = moving().first + bytes / moving().rate_alone + completion();
-    return pipeline(gemm(rows_, k_), gemm(rows_, k_), world_ - 1, period, period);
+    const Piece local = gemm(rows_, k_) + disturbed(world_ - 1);
+    return pipeline(local, gemm(rows_, k_), world_ - 1, period, period);
   }
 
   double cut_rows(const Candidate& c) {
@@ -190,6 +198,7 @@ class Terms {
         for (int64_t one : columns_)
           step = step + moving_rows(2.0 * double(chunks * rows) * double(one) * n_.result);
     }
+    step = step + disturbed(chunks);
     const double bytes_flow = flow(rows, k_, c.uniform);
     const double first = moving().first + bytes_flow + completion();
     const Piece local = c.uniform ? Piece{} : gemm(rows_, k_);
@@ -206,6 +215,7 @@ class Terms {
     } else {  // all rows but the rank's own
       step = around([&](int64_t rows) { return gemm(rows, columns, true); });
     }
+    step = step + disturbed(c.uniform ? world_ : world_ - 1);
     const double bytes_flow = flow(rows_, columns, c.uniform);
     const double first = moving().first + bytes_flow + completion();
     const Piece local = c.uniform ? Piece{} : gemm(rows_, k_);
@@ -239,13 +249,14 @@ class Terms {
     const double bytes_flow = flow(rows, k_, false), period = bytes_flow + moving().following;
     const double first = moving().first + bytes_flow + completion();
     const double last = first + double(ceil_div(rows_, rows) - 1) * period;
-    const Piece local = gemm(rows_, k_), decision{n_.decision, n_.decision, n_.decision};
+    const Piece own = gemm(rows_, k_), decision{n_.decision, n_.decision, n_.decision};
+    const Piece local = own + disturbed(peers * ceil_div(rows_, rows));
     const double begin = end_of(0.0, last, local) - n_.gap;
     if (begin >= last)
       return begin + around([&](int64_t n) { return gemm(n, k_) + decision; }).alone;
     const double overhead = n_.gap + n_.kernel + n_.decision;
     const double chunk =
-        (local.beside - n_.gap - n_.kernel) / double(rows_) * double(rows);  // its compute
+        (own.beside - n_.gap - n_.kernel) / double(rows_) * double(rows);  // its compute
     const double start = std::max(begin, first);
     double now = start;
     int64_t pieces = 0;
@@ -290,7 +301,7 @@ class Terms {
     }
     const double bytes_flow = flow(rows, k_, false);
     const double first = moving().first + bytes_flow + completion();
-    return pipeline(local, piece * double(world_ - 1), steps, first,
+    return pipeline(local, piece * double(world_ - 1) + disturbed(world_ - 1), steps, first,
                     bytes_flow + moving().following);
   }
 
@@ -338,6 +349,7 @@ class Terms {
       if (form_ != kSend) sum = sum + decision;
     }
     const int64_t arrivals = c.one_peer ? peers : steps;
+    step = step + disturbed(c.one_peer ? 1 : peers);
     const double alone = double(rows_) * double(n) * n_.element / moving().rate_alone;
     const double bytes_flow = c.one_peer ? alone : flow(rows, columns, false);
     const double start = moving().first, end = completion();
@@ -415,9 +427,9 @@ NB_MODULE(_rule, m) {
            "peak"_a, "half"_a, "bytes"_a, "kernel_and_units"_a, "axes"_a, "points"_a);
   nb::class_<Moving>(m, "Moving")
       .def(nb::init<double, double, double, double, double, double, double, double, double,
-                    double>(),
+                    double, double>(),
            "first"_a, "following"_a, "completion"_a, "rate"_a, "rate_alone"_a, "rate_own"_a,
-           "row"_a, "bandwidth"_a, "slowdown"_a, "late"_a = 0.0);
+           "row"_a, "bandwidth"_a, "slowdown"_a, "late"_a = 0.0, "each"_a = 0.0);
   nb::class_<Candidate>(m, "Candidate")
       .def(nb::init<int, int, bool, bool, bool, bool, int64_t>(), "engine"_a, "fusion"_a,
            "serial"_a, "one_peer"_a, "columns"_a, "uniform"_a, "depth"_a);

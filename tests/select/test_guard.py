@@ -47,7 +47,16 @@ def test_a_choice_of_serial_is_tried_where_it_has_rivals():
 
 
 def test_a_difference_within_noise_changes_nothing():
-    assert settle({ADAPTIVE: 1.01, SERIAL: 1.0}).choice == CHOICE
+    assert settle({ADAPTIVE: 1.02, SERIAL: 1.0}).choice == CHOICE
+
+
+def test_what_is_faster_in_one_turn_only_is_noise():
+    guard = Guard(CHOICE)
+    for number in range(2 * TURNS * CALLS):
+        slow_turn = number < 2 * CALLS
+        guard.observe(3.0 if slow_turn and not guard.next.schedule.serial else 1.0)
+    assert guard.settled
+    assert guard.choice == CHOICE
 
 
 def test_calls_that_make_plans_and_one_slow_moment_do_not_count():

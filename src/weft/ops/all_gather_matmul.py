@@ -223,7 +223,8 @@ def _sizes(
 
 def _expected(sizes: _Sizes, world: int) -> AllGatherMatmul:
     """The operation if peers have the sizes of this rank: near enough to choose a schedule by."""
-    rows = sizes.declared or (sizes.rows,) * world
+    # A size that the caller leaves open (below 0) may be any; this rank's is the best guess.
+    rows = tuple(n if n >= 0 else sizes.rows for n in sizes.declared or (sizes.rows,) * world)
     columns = (sizes.columns,) * world
     return AllGatherMatmul(rows, columns, sizes.k, dtype_name(sizes.dtype), sizes.gathered)
 

@@ -43,6 +43,7 @@ class Moving:
         bandwidth: float,
         slowdown: float,
         late: float = 0.0,
+        each: float = 0.0,
     ) -> None: ...
 
 class Candidate:

@@ -7,7 +7,8 @@ header says, so all of them switch at the same call.
 
 from __future__ import annotations
 
-from statistics import median_low
+from operator import truediv
+from statistics import mean, median
 
 from weft.select.heuristic import MOST_RIVALS, Choice
 
@@ -22,8 +23,8 @@ both stages, which take turns."""
 MOST_CALLS = TURNS * CALLS * (2 + MOST_RIVALS)
 """After so many calls it has settled."""
 
-TOLERANCE = 0.02
-"""How much faster than the choice another must be measured, for a difference that is none."""
+TOLERANCE = 0.03
+"""How much faster than the choice another must be measured, in every turn: less is noise."""
 
 
 class Guard:
@@ -35,39 +36,43 @@ class Guard:
         others = [s for s in (choice.serial, *choice.rivals) if s != choice.schedule]
         tried = f"tried against {choice.schedule} in the first calls"
         self._arms = (choice, *(Choice(schedule, tried) for schedule in others))
-        self._samples: list[list[float]] = [[] for _ in self._arms]
+        self._samples: list[list[list[float]]] = [[[] for _ in range(TURNS)] for _ in self._arms]
         self._calls = 0
         self.work = 1  # what the first call's time was in proportion to
 
     @property
     def next(self) -> Choice:
         """What the next call is to run."""
-        return self.choice if self.settled else self._arms[self._turn]
+        return self.choice if self.settled else self._arms[self._arm]
 
     @property
-    def _turn(self) -> int:
+    def _arm(self) -> int:
         return self._calls // CALLS % len(self._arms)
 
     def observe(self, seconds: float) -> None:
         """Hears how long the call took that ran `next`."""
         if self.settled:
             return
-        arm = self._turn
         if self._calls % CALLS >= UNCOUNTED:
-            self._samples[arm].append(seconds)
+            turn = self._calls // CALLS // len(self._arms)
+            self._samples[self._arm][turn].append(seconds)
         self._calls += 1
-        if self._calls < TURNS * CALLS * len(self._arms):
-            return
+        if self._calls == TURNS * CALLS * len(self._arms):
+            self._settle()
+
+    def _settle(self) -> None:
+        """Keeps the choice, unless another was faster in every turn: that noise seldom does."""
         self.settled = True
-        # Of all that counts the lower middle: slow moments are left out, and so are lucky ones, in
-        # which a peer was early.
-        seconds_of = [median_low(samples) for samples in self._samples]
-        fastest = min(range(len(self._arms)), key=seconds_of.__getitem__)
-        if seconds_of[fastest] * (1.0 + TOLERANCE) < seconds_of[0]:
-            found, first = self._arms[fastest].schedule, self._arms[0].schedule
-            name = "serial" if found.serial else str(found)
-            self.choice = Choice(
-                found,
-                f"{first} was chosen, but measured slower here than {name}: "
-                f"{seconds_of[0] * 1e3:.3g} ms against {seconds_of[fastest] * 1e3:.3g} ms",
-            )
+        medians = [[median(turn) for turn in turns] for turns in self._samples]
+        gains = [min(map(truediv, medians[0], turns)) for turns in medians]
+        fastest = max(range(len(self._arms)), key=gains.__getitem__)
+        if gains[fastest] <= 1.0 + TOLERANCE:
+            return
+        found = self._arms[fastest].schedule
+        name = "serial" if found.serial else str(found)
+        first, other = (mean(medians[arm]) * 1e3 for arm in (0, fastest))
+        self.choice = Choice(
+            found,
+            f"{self._arms[0].schedule} was chosen, but measured slower here than {name}: "
+            f"{first:.3g} ms against {other:.3g} ms",
+        )

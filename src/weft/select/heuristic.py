@@ -116,7 +116,7 @@ def estimates(
     sizes = sizes_of(operation)
     if schedules is None:
         schedules = candidates(sizes.world, sizes.form == CONTRACT)
-    if not (sizes.rows and sizes.k and sum(sizes.columns)):
+    if min(sizes.rows, sizes.k, sum(sizes.columns)) <= 0:
         # With nothing to multiply there is nothing to hide anything behind.
         return {schedule: float(not schedule.serial) for schedule in schedules}
     seconds = numbers(machine, sizes.world, sizes.dtype).seconds(

@@ -108,8 +108,10 @@ def _on_host(machine: Machine, host: Host, world: int, driver: str) -> _rule.Mov
         waits = links.latency
         if driver == "dma":
             waits += host.nap  # it slept, and wakes up
-    slowdown, late = 1.0, 0.0
+    slowdown, late, each = 1.0, 0.0, 0.0
     if host.cores < 2 * world:
+        # Its thread takes the core from compute, and gives it back.
+        each = engines.release + engines.completion
         if driver == "cores" and _linked(machine):
             slowdown = 1.0 + peers  # each copy spins for as long as its link takes
             late = host.slice / 2.0  # and sees its end when it has the core
@@ -119,7 +121,7 @@ def _on_host(machine: Machine, host: Host, world: int, driver: str) -> _rule.Mov
     own = peers / copying + 1.0 / engines.local_bandwidth  # one after the other, on one core
     return _rule.Moving(
         first=engines.release + engines.packet,
-        following=engines.next_packet,
+        following=engines.next_packet + each,
         completion=engines.completion + waits,
         rate=rate,
         rate_alone=alone,
@@ -128,6 +130,7 @@ def _on_host(machine: Machine, host: Host, world: int, driver: str) -> _rule.Mov
         bandwidth=bandwidth_of(machine),
         slowdown=slowdown,
         late=late,
+        each=each,
     )
 
 
