@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from weft.schedule import Schedule
 from weft.select.guard import CALLS, MOST_CALLS, TURNS, UNCOUNTED, Guard
 from weft.select.heuristic import MOST_RIVALS, Choice
@@ -50,13 +52,14 @@ def test_a_difference_within_noise_changes_nothing():
     assert settle({ADAPTIVE: 1.02, SERIAL: 1.0}).choice == CHOICE
 
 
-def test_what_is_faster_in_one_turn_only_is_noise():
+@pytest.mark.parametrize(("slow_turns", "stays"), [(1, True), (2, False)])
+def test_what_is_faster_in_one_turn_only_is_noise(slow_turns, stays):
     guard = Guard(CHOICE)
     for number in range(2 * TURNS * CALLS):
-        slow_turn = number < 2 * CALLS
-        guard.observe(3.0 if slow_turn and not guard.next.schedule.serial else 1.0)
+        slow = number < 2 * CALLS * slow_turns and not guard.next.schedule.serial
+        guard.observe(3.0 if slow else 1.0)
     assert guard.settled
-    assert guard.choice == CHOICE
+    assert (guard.choice == CHOICE) == stays
 
 
 def test_calls_that_make_plans_and_one_slow_moment_do_not_count():

@@ -20,9 +20,9 @@ from weft.cli.console import (
     progress,
     topology_of,
 )
-from weft.fabric import Link
+from weft.fabric import Link, of
 from weft.operation import find
-from weft.plan.all_gather_matmul import AllGatherMatmul
+from weft.study.arms import arms_of
 from weft.study.launch import Report, launch
 
 
@@ -54,19 +54,9 @@ def command(
         console.print(f"{label}, links: {joined}\n  {schedule} from now on, for sizes near these")
 
 
-def _tune(report: Report, operation: AllGatherMatmul, link: Link, repeat: int) -> dict[str, str]:
-    import torch
-    import torch.distributed as dist
-
+def _tune(report: Report, operation: Any, link: Link, repeat: int) -> dict[str, str]:
     import weft
 
-    rank = dist.get_rank()
     weft.configure(link=link)
-    dtype: Any = getattr(torch, operation.dtype)
-    x = torch.randn(operation.rows[rank], operation.k).to(dtype)
-    weights = [torch.randn(operation.k, n).to(dtype) for n in operation.columns[rank]]
-
-    def call() -> None:
-        weft.all_gather_matmul(x, weights, shard_rows=operation.rows)
-
-    return weft.tune(call, repeat=repeat, report=report)
+    arms = arms_of(operation, of(None))
+    return weft.tune(arms.call("auto"), repeat=repeat, report=report)

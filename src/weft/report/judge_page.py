@@ -44,13 +44,23 @@ def judgement_page(path: str | os.PathLike[str], judgement: Judgement) -> Path:
                 NAMES[kind],
                 f"{one.exact:.1f} %",
                 f"{one.within_2_percent:.1f} %",
+                f"{one.within_10_percent:.1f} %",
                 f"{one.mean_regret:.2f} %",
                 f"{one.worst_regret:.1f} %",
                 one.slower_than_serial,
             ]
         )
     page.table(
-        ("chosen from", "exact", "within 2 %", "mean regret", "worst", "slower than serial"), rows
+        (
+            "chosen from",
+            "exact",
+            "within 2 %",
+            "within 10 %",
+            "mean regret",
+            "worst",
+            "slower than serial",
+        ),
+        rows,
     )
     _misses(page, judgement)
     return page.write(path)

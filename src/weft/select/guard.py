@@ -12,7 +12,7 @@ from statistics import mean, median
 
 from weft.select.heuristic import MOST_RIVALS, Choice
 
-TURNS = 2
+TURNS = 3
 """Turns of every arm: one after the other and again, so that a slow moment hits none alone."""
 CALLS = 5
 """Calls in a row of each turn."""
@@ -24,7 +24,7 @@ MOST_CALLS = TURNS * CALLS * (2 + MOST_RIVALS)
 """After so many calls it has settled."""
 
 TOLERANCE = 0.03
-"""How much faster than the choice another must be measured, in every turn: less is noise."""
+"""How much faster than the choice another must be measured, in most turns: less is noise."""
 
 
 class Guard:
@@ -61,10 +61,10 @@ class Guard:
             self._settle()
 
     def _settle(self) -> None:
-        """Keeps the choice, unless another was faster in every turn: that noise seldom does."""
+        """Keeps the choice, unless another was faster in most turns: that noise seldom does."""
         self.settled = True
         medians = [[median(turn) for turn in turns] for turns in self._samples]
-        gains = [min(map(truediv, medians[0], turns)) for turns in medians]
+        gains = [median(map(truediv, medians[0], turns)) for turns in medians]
         fastest = max(range(len(self._arms)), key=gains.__getitem__)
         if gains[fastest] <= 1.0 + TOLERANCE:
             return

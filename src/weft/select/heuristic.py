@@ -10,19 +10,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 from weft.machine import DTYPES, Machine
 from weft.plan.all_gather_matmul import AllGatherMatmul
 from weft.schedule import Schedule
 from weft.select import _rule
 from weft.select.numbers import numbers
-from weft.select.sizes import CONTRACT, sizes_of
+from weft.select.sizes import CONTRACT, Sizes, sizes_of
 
 _ENGINES = ("dma", "cores", "direct")
 _FUSIONS = ("fused", "unfused", "adaptive")
 _SERIAL = Schedule.parse("serial@dma")
-SERIAL = (_SERIAL, Schedule.parse("serial@cores"))
 _FEW_CHUNKS = Schedule.parse("adaptive:4@dma")
 """Beside the candidates of `Schedule.space`: adaptive with few chunks, where each costs much."""
 
@@ -62,30 +61,78 @@ class Choice:
 @lru_cache(maxsize=4096)
 def choose(machine: Machine, operation: Any) -> Choice:
     """The schedule for which the rule gives the least time."""
-    seconds = estimates(machine, operation)
-    best = least(seconds)
-    serial = min(SERIAL, key=lambda schedule: seconds.get(schedule, inf))
-    return Choice(best, _why(machine, seconds, best), serial, _rivals(seconds, best))
+    sizes = sizes_of(operation)
+    table = _table(sizes.world, sizes.form == CONTRACT)
+    seconds = _seconds(machine, sizes, table)
+    best = _least(table, seconds)
+    serial = min(table.serial, key=seconds.__getitem__)
+    others = _rivals(table, seconds, best)
+    schedules = table.schedules
+    why = _why(machine, table, seconds, best)
+    return Choice(schedules[best], why, schedules[serial], tuple(schedules[i] for i in others))
+
+
+def estimates(
+    machine: Machine, operation: Any, schedules: Sequence[Schedule] | None = None
+) -> dict[Schedule, float]:
+    """The seconds that the rule gives the candidates (by default all that there are)."""
+    sizes = sizes_of(operation)
+    table = _table(sizes.world, sizes.form == CONTRACT)
+    if schedules is not None:
+        table = _table_of(tuple(schedules), sizes.world)
+    return dict(zip(table.schedules, _seconds(machine, sizes, table), strict=True))
 
 
 def least(seconds: Mapping[Schedule, float]) -> Schedule:
     """The candidate with the least time, among those that promise enough over serial."""
-    serial = _serial_seconds(seconds)
-    by_time = sorted(seconds, key=seconds.__getitem__)
-    for schedule in by_time:
-        if schedule.serial or seconds[schedule] < serial * (1.0 - _margin(schedule)):
-            return schedule
-    return by_time[0]
+    table = _table_of(tuple(seconds), 0)
+    return table.schedules[_least(table, list(seconds.values()))]
+
+
+def candidates(world: int, contracts: bool = False) -> tuple[Schedule, ...]:
+    """The schedules to choose from; which they are depends on the world, and on whether the
+    gathered rows are the K of the product, where sums must have a fixed order. Of equal ones the
+    first is chosen, so adaptive comes before what it could also be called."""
+    return _table(world, contracts).schedules
+
+
+class _Table(NamedTuple):
+    """Candidates, and what of them does not depend on sizes, by their place in the table: a choice
+    must not spend its time on looking schedules up."""
+
+    schedules: tuple[Schedule, ...]
+    world: int
+    serial: tuple[int, ...]
+    shares: tuple[float, ...]  # of serial's time, that a candidate must stay below
+    kinds: tuple[str, ...]
+    points: dict[tuple[int, int], list[_rule.Candidate]]  # by how shards are cut
+
+
+@dataclass(frozen=True)
+class _Sized:
+    world: int
+
+
+@lru_cache(maxsize=128)
+def _table(world: int, contracts: bool) -> _Table:
+    space = [*Schedule.space(_Sized(world)), *([_FEW_CHUNKS] if world > 1 else [])]
+    if contracts:
+        space = [s for s in space if s.serial or (s.fusion, s.cut) == ("unfused", "rows")]
+    space.sort(key=lambda schedule: schedule.fusion != "adaptive")
+    return _table_of(tuple(space), world)
+
+
+@lru_cache(maxsize=1024)
+def _table_of(schedules: tuple[Schedule, ...], world: int) -> _Table:
+    serial = tuple(i for i, schedule in enumerate(schedules) if schedule.serial)
+    shares = tuple(inf if s.serial else 1.0 - _margin(s) for s in schedules)
+    return _Table(schedules, world, serial, shares, tuple(map(_kind, schedules)), {})
 
 
 def _margin(schedule: Schedule) -> float:
     if schedule.engine == "direct":
         return 0.0  # nothing is moved, so that nothing can come late
     return ADAPTIVE_MARGIN if schedule.fusion == "adaptive" else MARGIN
-
-
-def _serial_seconds(seconds: Mapping[Schedule, float]) -> float:
-    return min((seconds[schedule] for schedule in SERIAL if schedule in seconds), default=inf)
 
 
 def _kind(schedule: Schedule) -> str:
@@ -96,62 +143,39 @@ def _kind(schedule: Schedule) -> str:
     return "adaptive" if schedule.fusion == "adaptive" else "cut"
 
 
-def _rivals(seconds: Mapping[Schedule, float], best: Schedule) -> tuple[Schedule, ...]:
+def _seconds(machine: Machine, sizes: Sizes, table: _Table) -> list[float]:
+    form, world, m, rows, columns, k, dtype, cut, adaptive_cut = sizes
+    if min(rows, k, sum(columns)) <= 0:
+        # With nothing to multiply there is nothing to hide anything behind.
+        return [float(kind != "serial") for kind in table.kinds]
+    points = table.points.get((cut, adaptive_cut))
+    if points is None:
+        points = [_candidate(schedule, world, cut, adaptive_cut) for schedule in table.schedules]
+        table.points[cut, adaptive_cut] = points
+    rule = numbers(machine, world, dtype)
+    return rule.seconds(points, form, world, m, rows, columns, k)
+
+
+def _least(table: _Table, seconds: Sequence[float]) -> int:
+    serial = min((seconds[i] for i in table.serial), default=inf)
+    best, found = inf, 0
+    for i, share in enumerate(table.shares):
+        if seconds[i] < best and (share == inf or seconds[i] < serial * share):
+            best, found = seconds[i], i
+    return found
+
+
+def _rivals(table: _Table, seconds: Sequence[float], best: int) -> list[int]:
     """The least of every other kind, where it is near: in place, adaptive, cut into fixed steps.
     What is of one kind differs by less, and the rule tells it apart well."""
     most = RIVAL * seconds[best]
-    leading: dict[str, Schedule] = {}
-    for schedule in sorted(seconds, key=seconds.__getitem__):
-        if seconds[schedule] <= most:
-            leading.setdefault(_kind(schedule), schedule)
-    leading.pop(_kind(best), None)
+    leading: dict[str, int] = {}
+    for i, kind in enumerate(table.kinds):
+        if seconds[i] <= most and (kind not in leading or seconds[i] < seconds[leading[kind]]):
+            leading[kind] = i
+    leading.pop(table.kinds[best], None)
     leading.pop("serial", None)
-    return tuple(leading.values())[:MOST_RIVALS]
-
-
-def estimates(
-    machine: Machine, operation: Any, schedules: Sequence[Schedule] | None = None
-) -> dict[Schedule, float]:
-    """The seconds that the rule gives the candidates (by default all that there are)."""
-    sizes = sizes_of(operation)
-    if schedules is None:
-        schedules = candidates(sizes.world, sizes.form == CONTRACT)
-    if min(sizes.rows, sizes.k, sum(sizes.columns)) <= 0:
-        # With nothing to multiply there is nothing to hide anything behind.
-        return {schedule: float(not schedule.serial) for schedule in schedules}
-    seconds = numbers(machine, sizes.world, sizes.dtype).seconds(
-        _points(tuple(schedules), sizes.world, sizes.cut, sizes.adaptive_cut),
-        sizes.form,
-        sizes.world,
-        sizes.m,
-        sizes.rows,
-        sizes.columns,
-        sizes.k,
-    )
-    return dict(zip(schedules, seconds, strict=True))
-
-
-@dataclass(frozen=True)
-class _Sized:
-    world: int
-
-
-@lru_cache(maxsize=64)
-def candidates(world: int, contracts: bool = False) -> tuple[Schedule, ...]:
-    """The schedules to choose from; which they are depends on the world, and on whether the
-    gathered rows are the K of the product, where sums must have a fixed order. Of equal ones the
-    first is chosen, so adaptive comes before what it could also be called."""
-    space = [*Schedule.space(_Sized(world)), *([_FEW_CHUNKS] if world > 1 else [])]
-    if contracts:
-        return tuple(s for s in space if s.serial or (s.fusion, s.cut) == ("unfused", "rows"))
-    return tuple(sorted(space, key=lambda schedule: schedule.fusion != "adaptive"))
-
-
-@lru_cache(maxsize=4096)
-def _points(
-    schedules: tuple[Schedule, ...], world: int, cut: int, adaptive_cut: int
-) -> list[_rule.Candidate]:
-    return [_candidate(schedule, world, cut, adaptive_cut) for schedule in schedules]
+    return sorted(leading.values(), key=seconds.__getitem__)[:MOST_RIVALS]
 
 
 def _candidate(schedule: Schedule, world: int, cut: int, adaptive_cut: int) -> _rule.Candidate:
@@ -171,11 +195,11 @@ def _candidate(schedule: Schedule, world: int, cut: int, adaptive_cut: int) -> _
     )
 
 
-def _why(machine: Machine, seconds: Mapping[Schedule, float], best: Schedule) -> str:
+def _why(machine: Machine, table: _Table, seconds: Sequence[float], best: int) -> str:
     if len(seconds) == 1:
         return "one rank has nothing to overlap"
-    serial = _serial_seconds(seconds)
-    if best.serial:
+    serial = min(seconds[i] for i in table.serial)
+    if table.shares[best] == inf:
         return (
             f"by the rule for {machine.name}: no schedule is sure to hide more than it costs to "
             f"cut {serial * 1e6:.0f} us of work"

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from weft.errors import Unsupported
 from weft.plan import gathering, scattering
+from weft.plan.all_gather_matmul import AllGatherMatmul
 from weft.plan.gather_contract import DEPTH, GatherContract
 from weft.schedule import Schedule
 
@@ -39,10 +40,13 @@ def sizes_of(operation: Any) -> Sizes:
         columns = max(operation.columns, key=sum)
         return Sizes(CONTRACT, world, m, rows, columns, operation.k, dtype, DEPTH, DEPTH)
     if hasattr(operation, "spans"):
-        spans = [[rows for _, rows in operation.spans(rank)] for rank in range(world)]
-        cut = gathering.default_depth(operation, _ADAPTIVE)
+        if isinstance(operation, AllGatherMatmul):  # all ranks gather the same
+            m, rows = operation.m, max(operation.rows)
+        else:
+            spans = [[size for _, size in operation.spans(rank)] for rank in range(world)]
+            m, rows = max(map(sum, spans)), max(map(max, spans))
+        cut = gathering.adaptive_depth(world, rows)
         columns = max(operation.columns, key=sum)
-        m, rows = max(map(sum, spans)), max(map(max, spans))
         return Sizes(GATHER, world, m, rows, columns, operation.k, dtype, world, cut)
     if hasattr(operation, "summed"):
         made = [operation.sizes(rank) for rank in range(world)]

@@ -123,6 +123,18 @@ class Verdict:
         """How much longer the choice takes than serial, as a share; negative where it is faster."""
         return self.seconds[self.chosen[kind]] / self.serial - 1.0
 
+    def to_json(self) -> dict[str, Any]:
+        best = self.best("heuristic")
+        return {
+            "operation": self.drawn.operation.label,
+            "links": self.drawn.link or f"{self.drawn.link_speed:g}x",
+            "chosen": self.chosen["heuristic"].name,
+            "best": best.name,
+            "best_ms": self.seconds[best] * 1e3,
+            "regret": 100.0 * self.regret("heuristic"),
+            "over_serial": 100.0 * self.lost_to_serial("heuristic"),
+        }
+
 
 IN_SET: dict[str, Callable[[Schedule], bool]] = {
     "heuristic": lambda schedule: True,
@@ -148,6 +160,7 @@ class Score:
         return {
             "exact": self.exact,
             "within_2_percent": self.within_2_percent,
+            "within_10_percent": self.within_10_percent,
             "mean_regret": self.mean_regret,
             "worst_regret": self.worst_regret,
             "slower_than_serial": self.slower_than_serial,
@@ -185,6 +198,7 @@ class Judgement:
             "seed": self.seed,
             "scenarios": len(self.verdicts),
             **scores,
+            "verdicts": [verdict.to_json() for verdict in self.verdicts],
         }
 
 

@@ -40,7 +40,7 @@ FINDING = 2
 """Rounds of all candidates, to find those that can be the best."""
 NEAR = 1.3
 """Candidates within this of the best of their set can be."""
-REPEAT = 21
+REPEAT = 31
 """Rounds of those, which count."""
 AT_LEAST, MOST_IN_A_ROW = 5e-3, 32
 """Seconds of calls in a row that make one sample: ranks do not start in the same moment, and short
@@ -118,7 +118,7 @@ def _twins(
     that adaptive could adapt to."""
     first: dict[object, Schedule] = {}
     twin = {}
-    for schedule in schedules:
+    for schedule in sorted(schedules, key=lambda s: s.fusion == "adaptive"):
         adapts = schedule.fusion == "adaptive" and schedule.engine != "direct"
         done: list[object] = [adapts]
         for task in operation.lower(schedule).tasks:
