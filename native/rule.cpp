@@ -318,10 +318,12 @@ class Terms {
     const int64_t peers = world_ - 1, n = columns_[0];
     if (c.serial) {
       const double sent = moving().first + flow(rows_, n, false) + completion();
-      Piece kept = adding(rows_, n);
-      if (form_ == kSend) kept = moving_rows(2.0 * double(rows_) * double(n) * n_.element);
-      const double passed = form_ == kSumEverywhere ? sent : 0.0;
-      return gemm(m_, k_).alone - n_.gap + sent + kept.alone + passed;
+      const double made = gemm(m_, k_).alone - n_.gap;
+      if (form_ == kSend) {  // meanwhile its own rows are brought to their place
+        const Piece kept = moving_rows(2.0 * double(rows_) * double(n) * n_.element);
+        return made + std::max(sent, kept.alone);
+      }
+      return made + sent + adding(rows_, n).alone + (form_ == kSumEverywhere ? sent : 0.0);
     }
     const int64_t rows = c.columns ? rows_ : ceil_div(rows_, c.depth);
     const int64_t columns = c.columns ? ceil_div(n, c.depth) : n;

@@ -22,9 +22,7 @@ def test_the_example_runs_under_torchrun(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("torch.Size([1024, 2048])") == 2
-    explained = re.findall(r"schedule   (\S+@\w+ \(.+\))", done.stdout)
-    assert len(explained) == 2
-    assert explained[0] == explained[1]
+    assert done.stdout.count("adaptive@direct") == 2
     assert len(re.findall(r"rank [01] waited \d+\.\d+ ms for bytes", done.stdout)) == 2
 
 

@@ -10,10 +10,11 @@ from random import Random
 import pytest
 
 from weft import Unsupported
-from weft.machine import load
+from weft.fabric import Link
+from weft.machine import Measured, load
 from weft.plan.all_gather_matmul import AllGatherMatmul
 from weft.schedule import Schedule
-from weft.select import model
+from weft.select import host, model
 from weft.select.heuristic import PAPER, choose, estimates, least, paper
 from weft.select.numbers import gemms
 from weft.simulate import run
@@ -37,6 +38,21 @@ def test_gemm_times_are_those_of_the_simulator(name):
         assert all_units == pytest.approx(whole.compute_seconds, rel=1e-9)
         assert fewer == pytest.approx(part.compute_seconds, rel=1e-9)
         assert traffic == pytest.approx(whole.bytes, rel=1e-9)
+
+
+def test_gemm_times_of_a_calibrated_host_are_those_of_the_simulator():
+    """Between, at and beyond measured points, and in a hole of their grid."""
+    random, plain = Random(5), host.default()
+    sizes = [(m, n, k) for m in (1, 8, 24, 256) for n in (64, 1024) for k in (64, 256, 1024)]
+    sizes.remove((256, 1024, 1024))
+    points = [Measured("float32", *size, random.uniform(1e9, 9e10)) for size in sizes]
+    machine = replace(plain, compute=replace(plain.compute, measured=tuple(points)))
+    asked = [tuple(int(2 ** random.uniform(0, 13)) for _ in range(3)) for _ in range(200)]
+    for size in [*asked, *sizes, (256, 1024, 1024), (300, 1000, 900)]:
+        _, seconds, _, _ = gemms(machine, "float32").cost(*size, 0.0, 1)
+        assert seconds == pytest.approx(gemm(machine, *size, "float32").compute_seconds, rel=1e-9)
+    whole, half = (gemms(machine, "float32", share) for share in (1.0, 0.5))
+    assert half.cost(64, 64, 64, 0.0, 1)[1] == pytest.approx(2 * whole.cost(64, 64, 64, 0.0, 1)[1])
 
 
 @pytest.mark.parametrize("name", MACHINES)
@@ -109,6 +125,25 @@ def test_any_size_has_a_choice(sizes):
     operation.lower(chosen.schedule)
     if 0 in sizes or world == 1:
         assert chosen.schedule.serial
+
+
+def test_at_memory_speed_a_host_reads_in_place_and_a_tie_goes_to_adaptive():
+    machine = host.with_link(host.default(), Link.parse("memory"))
+    for sizes in ((16, 5, 8), (1024, 2048, 1024), (512, 256, 512), (4096, 1024, 1024)):
+        operation = AllGatherMatmul.of(*sizes, 2)
+        assert str(choose(machine, operation).schedule) == "adaptive@direct", operation.label
+
+
+def test_rivals_are_of_other_kinds_and_near():
+    machine = host.with_link(host.default(), Link.parse("0.5GB/s"))
+    operation = AllGatherMatmul.of(1024, 512, 1024, 2)
+    choice, seconds = choose(machine, operation), estimates(machine, operation)
+    assert choice.rivals
+    for rival in choice.rivals:
+        assert not rival.serial
+        assert seconds[rival] <= 1.3 * seconds[choice.schedule]
+    kinds = {(s.fusion == "adaptive", s.engine == "direct") for s in choice.rivals}
+    assert len(kinds) == len(choice.rivals)
 
 
 def test_several_weights_cost_more_than_one():

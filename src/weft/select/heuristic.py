@@ -17,7 +17,7 @@ from weft.plan.all_gather_matmul import AllGatherMatmul
 from weft.schedule import Schedule
 from weft.select import _rule
 from weft.select.numbers import numbers
-from weft.select.sizes import CONTRACT, Sizes, sizes_of
+from weft.select.sizes import CONTRACT, GATHER, SUM_EVERYWHERE, Sizes, sizes_of
 
 _ENGINES = ("dma", "cores", "direct")
 _FUSIONS = ("fused", "unfused", "adaptive")
@@ -29,6 +29,8 @@ MARGIN = 0.01
 """What overlapping must promise over serial: less is within what the rule may err by."""
 ADAPTIVE_MARGIN = 0.12
 """The same for adaptive, whose pieces depend on arrivals, so that the rule has only their mean."""
+PASSING_MARGIN = 0.12
+"""The same where sums are passed on to all: they meet products that are still on their way."""
 RIVAL = 1.3
 """Candidates of another kind that the rule puts within this of its choice are named with it, for
 a guard to try."""
@@ -62,7 +64,7 @@ class Choice:
 def choose(machine: Machine, operation: Any) -> Choice:
     """The schedule for which the rule gives the least time."""
     sizes = sizes_of(operation)
-    table = _table(sizes.world, sizes.form == CONTRACT)
+    table = _table(sizes.world, sizes.form)
     seconds = _seconds(machine, sizes, table)
     best = _least(table, seconds)
     serial = min(table.serial, key=seconds.__getitem__)
@@ -77,23 +79,23 @@ def estimates(
 ) -> dict[Schedule, float]:
     """The seconds that the rule gives the candidates (by default all that there are)."""
     sizes = sizes_of(operation)
-    table = _table(sizes.world, sizes.form == CONTRACT)
+    table = _table(sizes.world, sizes.form)
     if schedules is not None:
-        table = _table_of(tuple(schedules), sizes.world)
+        table = _table_of(tuple(schedules))
     return dict(zip(table.schedules, _seconds(machine, sizes, table), strict=True))
 
 
 def least(seconds: Mapping[Schedule, float]) -> Schedule:
     """The candidate with the least time, among those that promise enough over serial."""
-    table = _table_of(tuple(seconds), 0)
+    table = _table_of(tuple(seconds))
     return table.schedules[_least(table, list(seconds.values()))]
 
 
-def candidates(world: int, contracts: bool = False) -> tuple[Schedule, ...]:
+def candidates(world: int, form: int = GATHER) -> tuple[Schedule, ...]:
     """The schedules to choose from; which they are depends on the world, and on whether the
     gathered rows are the K of the product, where sums must have a fixed order. Of equal ones the
     first is chosen, so adaptive comes before what it could also be called."""
-    return _table(world, contracts).schedules
+    return _table(world, form).schedules
 
 
 class _Table(NamedTuple):
@@ -101,11 +103,10 @@ class _Table(NamedTuple):
     must not spend its time on looking schedules up."""
 
     schedules: tuple[Schedule, ...]
-    world: int
     serial: tuple[int, ...]
     shares: tuple[float, ...]  # of serial's time, that a candidate must stay below
     kinds: tuple[str, ...]
-    points: dict[tuple[int, int], list[_rule.Candidate]]  # by how shards are cut
+    points: dict[tuple[int, ...], list[_rule.Candidate]]  # by how shards are cut
 
 
 @dataclass(frozen=True)
@@ -114,19 +115,19 @@ class _Sized:
 
 
 @lru_cache(maxsize=128)
-def _table(world: int, contracts: bool) -> _Table:
+def _table(world: int, form: int) -> _Table:
     space = [*Schedule.space(_Sized(world)), *([_FEW_CHUNKS] if world > 1 else [])]
-    if contracts:
+    if form == CONTRACT:
         space = [s for s in space if s.serial or (s.fusion, s.cut) == ("unfused", "rows")]
     space.sort(key=lambda schedule: schedule.fusion != "adaptive")
-    return _table_of(tuple(space), world)
+    return _table_of(tuple(space), PASSING_MARGIN if form == SUM_EVERYWHERE else 0.0)
 
 
 @lru_cache(maxsize=1024)
-def _table_of(schedules: tuple[Schedule, ...], world: int) -> _Table:
+def _table_of(schedules: tuple[Schedule, ...], margin: float = 0.0) -> _Table:
     serial = tuple(i for i, schedule in enumerate(schedules) if schedule.serial)
-    shares = tuple(inf if s.serial else 1.0 - _margin(s) for s in schedules)
-    return _Table(schedules, world, serial, shares, tuple(map(_kind, schedules)), {})
+    shares = tuple(inf if s.serial else 1.0 - max(margin, _margin(s)) for s in schedules)
+    return _Table(schedules, serial, shares, tuple(map(_kind, schedules)), {})
 
 
 def _margin(schedule: Schedule) -> float:
@@ -144,14 +145,14 @@ def _kind(schedule: Schedule) -> str:
 
 
 def _seconds(machine: Machine, sizes: Sizes, table: _Table) -> list[float]:
-    form, world, m, rows, columns, k, dtype, cut, adaptive_cut = sizes
+    form, world, m, rows, columns, k, dtype, *cuts = sizes
     if min(rows, k, sum(columns)) <= 0:
         # With nothing to multiply there is nothing to hide anything behind.
         return [float(kind != "serial") for kind in table.kinds]
-    points = table.points.get((cut, adaptive_cut))
+    key = tuple(cuts)
+    points = table.points.get(key)
     if points is None:
-        points = [_candidate(schedule, world, cut, adaptive_cut) for schedule in table.schedules]
-        table.points[cut, adaptive_cut] = points
+        points = table.points[key] = [_candidate(s, world, *cuts) for s in table.schedules]
     rule = numbers(machine, world, dtype)
     return rule.seconds(points, form, world, m, rows, columns, k)
 
@@ -178,12 +179,14 @@ def _rivals(table: _Table, seconds: Sequence[float], best: int) -> list[int]:
     return sorted(leading.values(), key=seconds.__getitem__)[:MOST_RIVALS]
 
 
-def _candidate(schedule: Schedule, world: int, cut: int, adaptive_cut: int) -> _rule.Candidate:
-    depth = schedule.depth
-    if depth is None:
-        depth = adaptive_cut if schedule.fusion == "adaptive" else cut
-        if schedule.engine == "direct" and (schedule.fusion == "adaptive" or cut != world):
-            depth = 1
+def _candidate(
+    schedule: Schedule, world: int, cut: int, cut_in_place: int, adaptive_cut: int
+) -> _rule.Candidate:
+    depth, in_place = schedule.depth, schedule.engine == "direct"
+    if depth is None and schedule.fusion == "adaptive":
+        depth = 1 if in_place else adaptive_cut
+    elif depth is None:
+        depth = cut_in_place if in_place else cut
     return _rule.Candidate(
         engine=_ENGINES.index(schedule.engine),
         fusion=_FUSIONS.index(schedule.fusion),

@@ -107,7 +107,7 @@ def _on_host(machine: Machine, host: Host, world: int, driver: str) -> _rule.Mov
         alone, rate = min(alone, links.to_one_peer()), min(rate, _each_of_all(machine, world))
         waits = links.latency
         if driver == "dma":
-            waits += host.nap  # it slept, and wakes up
+            waits += host.nap + engines.release  # it slept, and wakes up
     slowdown, late, each = 1.0, 0.0, 0.0
     if host.cores < 2 * world:
         # Its thread takes the core from compute, and gives it back.
