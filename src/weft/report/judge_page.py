@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from weft.machine import host
 from weft.report import cells
 from weft.report.figures import Spec
 from weft.report.page import Page
@@ -22,11 +23,15 @@ MOST_MISSES = 100
 def judgement_page(path: str | os.PathLike[str], judgement: Judgement) -> Path:
     """Writes the page, whole or not at all."""
     score = judgement.score("heuristic")
+    what = "Chosen from static sizes alone, the schedule"
+    near, share = 2, score.within_2_percent
+    if judgement.machine == host.NAME:  # measured, where 2 % are noise
+        what = "What auto settles on in its first calls, measured,"
+        near, share = 10, score.within_10_percent
     said = (
-        f"Chosen from static sizes alone, the schedule is within 2 % of the best in "
-        f"{score.within_2_percent:.1f} % of {score.count} scenarios; the mean regret is "
-        f"{score.mean_regret:.2f} %, and {score.slower_than_serial} are slower than serial by more "
-        f"than {100 * judgement.tolerance:.0f} %."
+        f"{what} is within {near} % of the best in {share:.1f} % of {score.count} scenarios; the "
+        f"mean regret is {score.mean_regret:.2f} %, and {score.slower_than_serial} are slower than "
+        f"serial by more than {100 * judgement.tolerance:.0f} %."
     )
     page = Page(f"Choosing on {judgement.machine}, seed {judgement.seed}", said)
     page.section(
