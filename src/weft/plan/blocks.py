@@ -30,12 +30,15 @@ def cuts(rows: int, columns: int, depth: int) -> tuple[int, int]:
     return min(fit or pairs, key=lambda pair: (rows * pair[1] + columns * pair[0], pair[0]))
 
 
-def cells(rows: int, columns: int, depth: int) -> list[Cell]:
-    """The chunks, those of the first rows first."""
+def cells(rows: int, columns: int, depth: int, tapered: bool = False) -> list[Cell]:
+    """The chunks, those of the first rows first. Tapered: the last is halved, for what follows it
+    has nothing to hide behind."""
     down, across = cuts(rows, columns, depth)
-    return [
-        (*slab, *part) for slab in slices(rows, down) for part in slices(columns, across) if part[1]
-    ]
+    made = [(*slab, *part) for slab in slices(rows, down) for part in slices(columns, across)]
+    if tapered and depth > 1:
+        row, high, column, wide = made.pop()
+        made += [(row, high, column + at, size) for at, size in slices(wide, 2)]
+    return [cell for cell in made if cell[1] and cell[3]]
 
 
 def depth_of(rows: int, columns: int) -> int:

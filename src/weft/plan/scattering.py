@@ -355,7 +355,7 @@ class _Rank:
         elif self.schedule.cut == "columns":
             cut = [(0, rows, *part) for part in slices(n, self.depth)]
         elif self.adaptive:
-            cut = cells(rows, n, self.depth)
+            cut = cells(rows, n, self.depth, tapered=self.op.everywhere)
         else:
             cut = [(*part, 0, n) for part in slices(rows, self.depth)]
         return [cell for cell in cut if cell[1]]
@@ -366,21 +366,17 @@ class _Rank:
             _find(self.made[self.rank] if maker == self.rank else self.arrived[maker], cell)
             for maker in range(self.op.world)
         ]
-        if self.op.everywhere:
-            at = self.first[self.rank] + row
-            passed = Region(self.rank, "reduced", row, rows, column, columns)
-            targets = [passed, Region(self.rank, "y", at, rows, column, columns)]
-        else:
-            targets = [Region(self.rank, "y", row, rows, column, columns)]
+        where = "reduced" if self.op.everywhere else "y"
+        target = Region(self.rank, where, row, rows, column, columns)
         task = self.builder.reduce(
             self.rank,
             [piece.region for piece in pieces],
-            targets,
+            [target],
             early=self.adaptive and self.hetero,
             after=[piece.task for piece in pieces],
             label=f"sum [{row}:{row + rows}]",
         )
-        self.sums.append(_Made(*cell, targets[0], task))
+        self.sums.append(_Made(*cell, target, task))
 
     def _keep(self) -> None:
         """Brings to y what does not lie there yet."""
@@ -396,7 +392,8 @@ class _Rank:
                 self.builder.permute(self.rank, move, after=[piece.task], label=label)
 
     def gather(self, ranks: Sequence[_Rank]) -> None:
-        """Fetches the sums of all other owners, in the order in which they add them."""
+        """Fetches the sums of all other owners, in the order in which they add them. This rank's
+        own come to y at the end, when compute has nothing better to do."""
         longest = max(len(rank.sums) for rank in ranks)
         for number in range(longest):
             for owner in self.makers:
@@ -416,6 +413,9 @@ class _Rank:
                     after=[piece.task],
                     label=f"sum of {owner} [{at}:{at + piece.rows}]",
                 )
+        own = self.y.rows_of(self.first[self.rank], self.rows[self.rank])
+        after = [piece.task for piece in self.sums]
+        self.builder.permute(self.rank, [(self.reduced.all(), own)], after=after, label="own sums")
 
 
 def _find(pieces: Sequence[_Made], cell: Cell) -> _Made:
