@@ -131,6 +131,10 @@ def test_one_rank_has_one_schedule():
     assert [s.name for s in Schedule.space(SimpleNamespace(world=1))] == ["serial@dma"]
 
 
+def test_an_engine_that_is_not_there_is_impossible():
+    assert "there is no engine 'warp'" in Schedule(engine="warp").impossible()
+
+
 def test_impossible_points_are_refused_with_the_reason():
     operation = AllGatherMatmul.of(8, 4, 8, 2)
     refused = [s for s in POINTS if s.impossible() is not None]

@@ -134,6 +134,8 @@ class Schedule:
 
     def impossible(self) -> str | None:
         """Why no plan can exist for this point of the space; None where one can."""
+        if self.engine not in ENGINES:
+            return f"there is no engine {self.engine!r}; the engines are {', '.join(ENGINES)}"
         if self.depth is not None and not 0 <= self.depth <= MAX_DEPTH:
             return f"a depth of {self.depth} is outside 0 to {MAX_DEPTH}"
         if self.engine == "direct" and self.serial:

@@ -8,6 +8,8 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard
+from torch.distributed.tensor.parallel import parallelize_module
 
 import weft
 import weft.nn
@@ -223,6 +225,75 @@ def test_the_pass_in_ones_own_backend(ranks):
     for text in ranks(2).run(own_backend):
         assert text.startswith("replaced 1 in")
         assert "-> all_gather_matmul (gather_dim=0)" in text
+
+
+def undecomposed():
+    """A graph made before autograd, with linear layers and products of three dimensions."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    def function(x, w, b):
+        y = torch.nn.functional.linear(gather(x, 1), w, b)
+        return scatter(y @ w, 1)
+
+    x, w, b = integers(2, 4, 6), integers(8, 6, seed=1), integers(8)
+    graph = make_fx(function, tracing_mode="fake", pre_dispatch=True)(x, w, b)
+    assert any(node.target is torch.ops.aten.linear.default for node in graph.graph.nodes)
+    report = weft.nn.overlap_pass(graph)
+    assert torch.equal(graph(x, w, b), function(x, w, b))
+    return [match.operator for match in report.matches]
+
+
+def test_linear_layers_that_were_not_decomposed(ranks):
+    for names in ranks(2).run(undecomposed):
+        assert sorted(names) == ["all_gather_matmul", "matmul_reduce_scatter"]
+
+
+def inductor():
+    """Both ways into inductor: the pass, and styles in a model that torch compiles."""
+    torch.compiler.reset()
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    plan = {"0": weft.nn.ColwiseParallel(input_layouts=Shard(0))}
+    plan["2"] = weft.nn.RowwiseParallel(output_layouts=Shard(0))
+    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 6))
+    with torch.no_grad():
+        for number, parameter in enumerate(model.parameters()):
+            parameter.copy_(torch.arange(parameter.numel()).view_as(parameter) % (number + 3))
+    parallelize_module(model, mesh, plan)
+    x = integers(4, 6)
+    want = model(x)
+    assert torch.equal(torch.compile(model, fullgraph=True)(x), want)
+    reports, w = [], integers(6, 8, seed=1)
+    function = weft.compile(lambda x, w: gather(x) @ w, backend="inductor", reports=reports)
+    assert torch.equal(function(x, w), gather(x) @ w)
+    return [match.operator for match in reports[0].matches]
+
+
+@pytest.mark.slow
+def test_inductor(ranks):
+    assert ranks(2).run(inductor) == [["all_gather_matmul"]] * 2
+
+
+def styles():
+    """A model under weft's styles in one graph, forward and backward."""
+    torch.compiler.reset()
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    shape = Shape(size=16, hidden=24, num_layers=1, vocabulary=32)
+    tokens = torch.randint(32, (2, 8), generator=torch.Generator().manual_seed(1))
+    outcomes = []
+    for compiled in (False, True):
+        model = parallelize(Llama(shape), mesh, "weft")
+        function = model.loss
+        if compiled:
+            function = torch.compile(function, backend="aot_eager", fullgraph=True, dynamic=False)
+        loss = function(tokens)
+        loss.backward()
+        outcomes.append([loss.detach(), *(p.grad.full_tensor() for p in model.parameters())])
+    for got, want in zip(*outcomes, strict=True):
+        torch.testing.assert_close(got, want)
+
+
+def test_styles_in_one_graph(ranks):
+    ranks(2).run(styles)
 
 
 def test_an_unknown_backend_is_refused():

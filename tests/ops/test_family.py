@@ -21,6 +21,12 @@ def test_every_schedule_equals_plain_torch(ranks, name, world):
     ranks(world).run(forward, name, space(world), range(2 if world == 4 else 3))
 
 
+@pytest.mark.parametrize("world", [5, 6, 7, 8])
+def test_many_ranks(ranks, world):
+    for name in NAMES:
+        ranks(world).run(forward, name, FEW[2:], (world,), DTYPES[world % 4 :][:1])
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_dtype(ranks, name):
     ranks(3).run(forward, name, FEW, (7, 8), DTYPES)

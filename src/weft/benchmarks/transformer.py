@@ -28,8 +28,7 @@ BATCH = 1
 WORLD = 2
 COMMUNICATION = 0.4
 """The share of torch's arm that is communication."""
-SCHEDULE = "adaptive:4@dma"
-"""Of weft's arm: a few large chunks, for every chunk's product reads the whole weight."""
+SCHEDULE = "auto"
 REPEAT = 9
 CALIBRATE = 7
 

@@ -18,7 +18,7 @@ from torch.fx import Graph, GraphModule
 from weft.errors import Unsupported
 from weft.nn import gathering, reducing
 from weft.nn.report import Report
-from weft.nn.rewrite import sort
+from weft.nn.rewrite import sort, split_products
 
 BACKENDS = ("eager", "inductor")
 
@@ -37,6 +37,7 @@ def overlap_pass(module: GraphModule | Graph, schedule: str = "auto") -> Report:
     graph = module.graph if isinstance(module, GraphModule) else module
     report = Report()
     graph.eliminate_dead_code()
+    split_products(graph)
     for node in list(graph.nodes):
         if node.target in reducing.COLLECTIVES and node.target not in gathering.COLLECTIVES:
             reducing.replace(graph, node, schedule, report)

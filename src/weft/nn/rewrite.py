@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +15,7 @@ from torch.fx.node import map_arg
 
 from weft import fabric as fabrics
 from weft.errors import Error
-from weft.nn.trace import aten, value
+from weft.nn.trace import aten, fixed, value
 from weft.ops.common import resolve_group
 
 
@@ -50,6 +51,29 @@ def cast(graph: Graph, node: Node, dtype: torch.dtype) -> Node:
 
 def joined(graph: Graph, nodes: Sequence[Node], dim: int) -> Node:
     return nodes[0] if len(nodes) == 1 else call(graph, aten.cat.default, list(nodes), dim)
+
+
+def split_products(graph: Graph) -> None:
+    """Writes linear layers, and products of more than two dimensions, as products of two: graphs
+    that were made before autograd still have them."""
+    for node in list(graph.nodes):
+        if node.target not in (aten.linear.default, aten.matmul.default) or not fixed(node):
+            continue
+        x, other = node.args[:2]
+        if not (fixed(x) and fixed(other)) or value(x).dim() < 2 or value(other).dim() != 2:
+            continue
+        linear = node.target is aten.linear.default
+        bias = node.args[2] if len(node.args) > 2 else node.kwargs.get("bias")
+        shape = list(value(node).shape)
+        with graph.inserting_before(node):
+            rows = shaped(graph, x, [math.prod(shape[:-1]), value(x).shape[-1]])
+            other = call(graph, aten.t.default, other) if linear else other
+            if bias is None:
+                y = call(graph, aten.mm.default, rows, other)
+            else:
+                y = call(graph, aten.addmm.default, bias, rows, other)
+            node.replace_all_uses_with(shaped(graph, y, shape))
+        graph.erase_node(node)
 
 
 def depends(node: Node, on: set[Node]) -> bool:

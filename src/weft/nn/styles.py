@@ -98,7 +98,8 @@ class ColwiseTogether(ParallelStyle):
 
     Equals a `PrepareModuleInput` that gathers, and `ColwiseParallel` for every layer. The first of
     the layers that is called multiplies for all; the others, called with the same tensor, take
-    their results.
+    their results. A model that is compiled must not change that tensor in place between them;
+    otherwise the change is seen, and the product made anew.
 
     Args:
         names: the layers, as attributes of the module.
@@ -163,11 +164,13 @@ class _Together:
         self._results: dict[int, Any] = {}
 
     def take(self, index: int, input: torch.Tensor) -> Any:
-        known = input is self._input and input._version == self._version and index in self._results
+        # In a graph that is being made, a version is a symbol that nothing can be compared with.
+        version = 0 if torch.compiler.is_compiling() else input._version
+        known = input is self._input and version == self._version and index in self._results
         if not known:
             style, mesh = self._applied.style, self._applied.mesh
             self._results = dict(enumerate(style.multiply(self._linears, input, mesh)))
-            self._input, self._version = input, input._version
+            self._input, self._version = input, version
         result = self._results.pop(index)
         if not self._results:
             self._input = None

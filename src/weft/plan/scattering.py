@@ -26,6 +26,7 @@ from typing import NamedTuple, Protocol
 
 from weft.errors import InvalidPlan
 from weft.operation import ITEM_BYTES, starts
+from weft.plan.blocks import Cell, cells, depth_of
 from weft.plan.builder import Builder, refuse_impossible
 from weft.plan.order import slices
 from weft.plan.tasks import Plan, Plannable, Region
@@ -63,14 +64,14 @@ def default_depth(operation: Scattering, schedule: Schedule) -> int:
     """How many chunks the rows for an owner are cut into where the schedule leaves it open.
 
     A fixed schedule takes `world`. Adaptive cuts finer, for links stand still until the first chunk
-    is made; but every chunk is a GEMM of its own, so it keeps to chunks of 64 rows and more.
+    is made; but every chunk is a GEMM of its own (`plan.blocks`).
     """
     if schedule.fusion != "adaptive":
         return operation.world
     if schedule.engine == "direct":
         return 1
     most = max(rows for rank in range(operation.world) for rows in operation.sizes(rank))
-    return max(operation.world, min(16, most // 64))
+    return depth_of(most, operation.n)
 
 
 def shared_bytes(
@@ -177,8 +178,8 @@ class _Rank:
         elif self.schedule.fusion == "fused":
             self._fused()
         else:
-            for owner, row, rows in self._chunks():
-                self._multiply_chunk(owner, row, rows)
+            for owner, cell in self._chunks():
+                self._multiply_chunk(owner, cell)
 
     def _blocks(self) -> list[tuple[int, int]]:
         """The rows that one GEMM of a step has, where columns are cut."""
@@ -198,29 +199,35 @@ class _Rank:
                 part = Region(self.rank, "partial", first, size, column, columns)
                 self.made[owner].append(_Made(0, size, column, columns, part, task))
 
-    def _multiply_chunk(self, owner: int, row: int, rows: int, merge: int | None = None) -> None:
-        """One GEMM over rows of one owner, to where they are needed if that can be."""
-        if owner == self.rank and not self.op.summed:
-            region = self.y.rows_of(self.places[owner] + row, rows)
-        elif owner == self.rank and self.direct:
-            region = self.partial.rows_of(row, rows)
+    def _multiply_chunk(self, owner: int, cell: Cell, merge: int | None = None) -> None:
+        """One GEMM over a chunk of one owner, to where it is needed if that can be."""
+        row, rows, column, columns = cell
+        rank, at, where = self.rank, self.first[owner] + row, "partial"
+        if owner == rank and not self.op.summed:
+            at, where = self.places[owner] + row, "y"
+        elif owner == rank and self.direct:
+            at = row
         elif self.direct:
-            at = self._box(self.rank, owner) + row
-            region = Region(owner, "inbox", at, rows, 0, self.op.n)
-        else:
-            region = self.partial.rows_of(self.first[owner] + row, rows)
+            rank, at, where = owner, self._box(self.rank, owner) + row, "inbox"
+        region = Region(rank, where, at, rows, column, columns)
         a = self.x.rows_of(self.first[owner] + row, rows)
         label = f"y{owner}[{row}:{row + rows}]"
-        task = self._matmul(a, 0, self.op.n, region, label, merge=merge)
-        self.made[owner].append(_Made(row, rows, 0, self.op.n, region, task))
+        if columns < self.op.n:
+            label += f"[{column}:{column + columns}]"
+        task = self._matmul(a, column, columns, region, label, merge=merge)
+        self.made[owner].append(_Made(*cell, region, task))
+
+    def _whole(self, owner: int) -> Cell:
+        return 0, self.rows[owner], 0, self.op.n
 
     def _fused(self) -> None:
         """One GEMM per step over the chunks of all owners, which are gathered side by side."""
         base, packed = 0, None
         for number, step in enumerate(self._steps()):
-            rows = sum(size for _, _, size in step)
-            at = [self.first[owner] + row for owner, row, _ in step]
-            ends = [a + size for a, (_, _, size) in zip(at, step, strict=True)]
+            sizes = [cell[1] for _, cell in step]
+            rows = sum(sizes)
+            at = [self.first[owner] + cell[0] for owner, cell in step]
+            ends = [a + size for a, size in zip(at, sizes, strict=True)]
             if at[1:] == ends[:-1]:
                 a, after = self.x.rows_of(at[0], rows), None
             else:
@@ -229,34 +236,28 @@ class _Rank:
                         "packed", self.rank, sum(self.rows), self.x.columns, "workspace"
                     )
                 a, moves, here = packed.rows_of(base, rows), [], base
-                for start, (_, _, size) in zip(at, step, strict=True):
+                for start, size in zip(at, sizes, strict=True):
                     moves.append((self.x.rows_of(start, size), packed.rows_of(here, size)))
                     here += size
                 after = self.builder.permute(self.rank, moves, label=f"gather {number}")
             region = self.partial.rows_of(base, rows)
             task = self._matmul(a, 0, self.op.n, region, f"step {number}", after=after)
-            for owner, row, size in step:
-                part = self.partial.rows_of(base, size)
-                self.made[owner].append(_Made(row, size, 0, self.op.n, part, task))
-                base += size
+            for owner, cell in step:
+                part = self.partial.rows_of(base, cell[1])
+                self.made[owner].append(_Made(*cell, part, task))
+                base += cell[1]
         self._base = base
 
-    def _steps(self) -> list[list[tuple[int, int, int]]]:
-        """(owner, row, rows) of the chunks of every step."""
-        cuts = [[(o, *cut) for cut in slices(self.rows[o], self.depth)] for o in self.owners]
+    def _steps(self) -> list[list[tuple[int, Cell]]]:
+        """(owner, what of its rows) of the chunks of every step."""
+        cuts = [[(owner, cell) for cell in self._cells(owner)] for owner in self.owners]
         longest = max(map(len, cuts), default=0)
-        steps = [[cut[i] for cut in cuts if i < len(cut) and cut[i][2]] for i in range(longest)]
-        return [step for step in steps if step]
+        return [[cut[i] for cut in cuts if i < len(cut)] for i in range(longest)]
 
-    def _chunks(self) -> list[tuple[int, int, int]]:
+    def _chunks(self) -> list[tuple[int, Cell]]:
         if self.schedule.pattern == "all":
             return [chunk for step in self._steps() for chunk in step]
-        return [
-            (owner, row, rows)
-            for owner in self.owners
-            for row, rows in slices(self.rows[owner], self.depth)
-            if rows
-        ]
+        return [(owner, cell) for owner in self.owners for cell in self._cells(owner)]
 
     def _matmul(
         self,
@@ -319,17 +320,17 @@ class _Rank:
 
     def complete(self, ranks: Sequence[_Rank]) -> None:
         """This rank's own rows, and what it does with those that peers made for it."""
-        cells = self._cells()
+        own = self._cells(self.rank)
         if self.hetero and self.rows[self.rank]:
-            if self.adaptive and self.op.summed:
-                for number, (row, rows, _, _) in enumerate(cells):
-                    self._multiply_chunk(self.rank, row, rows, merge=number)
+            if self.adaptive and self.op.everywhere:
+                for number, cell in enumerate(own):
+                    self._multiply_chunk(self.rank, cell, merge=number)
             elif self.schedule.fusion == "fused" and self.schedule.cut == "rows":
                 self._multiply_last()
             else:
-                self._multiply_chunk(self.rank, 0, self.rows[self.rank])
+                self._multiply_chunk(self.rank, self._whole(self.rank))
         if self.op.summed:
-            for cell in cells:
+            for cell in own:
                 self._sum(cell)
         else:
             self._keep()
@@ -338,46 +339,44 @@ class _Rank:
         """This rank's own rows behind those of the fused steps."""
         own = self.rows[self.rank]
         if not self.op.summed:
-            self._multiply_chunk(self.rank, 0, own)
+            self._multiply_chunk(self.rank, self._whole(self.rank))
             return
         region = self.partial.rows_of(self._base, own)
         a = self.x.rows_of(self.first[self.rank], own)
         task = self._matmul(a, 0, self.op.n, region, "local shard")
         self.made[self.rank].append(_Made(0, own, 0, self.op.n, region, task))
 
-    def _cells(self) -> list[tuple[int, int, int, int]]:
-        """(row, rows, column, columns) of this rank's rows as they were cut by all that make them,
-        which is alike for all ranks."""
-        own, n = self.rows[self.rank], self.op.n
+    def _cells(self, owner: int) -> list[Cell]:
+        """How the rows that this rank makes for an owner are cut: where they are summed, alike on
+        all ranks that make them."""
+        rows, n = self.rows[owner], self.op.n
         if self.schedule.serial:
-            cells = [(0, own, 0, n)]
+            cut = [(0, rows, 0, n)]
         elif self.schedule.cut == "columns":
-            cells = [(0, own, *cut) for cut in slices(n, self.depth)]
+            cut = [(0, rows, *part) for part in slices(n, self.depth)]
+        elif self.adaptive:
+            cut = cells(rows, n, self.depth, tapered=self.op.everywhere)
         else:
-            cells = [(*cut, 0, n) for cut in slices(own, self.depth)]
-        return [cell for cell in cells if cell[1]]
+            cut = [(*part, 0, n) for part in slices(rows, self.depth)]
+        return [cell for cell in cut if cell[1]]
 
-    def _sum(self, cell: tuple[int, int, int, int]) -> None:
+    def _sum(self, cell: Cell) -> None:
         row, rows, column, columns = cell
         pieces = [
             _find(self.made[self.rank] if maker == self.rank else self.arrived[maker], cell)
             for maker in range(self.op.world)
         ]
-        if self.op.everywhere:
-            at = self.first[self.rank] + row
-            passed = Region(self.rank, "reduced", row, rows, column, columns)
-            targets = [passed, Region(self.rank, "y", at, rows, column, columns)]
-        else:
-            targets = [Region(self.rank, "y", row, rows, column, columns)]
+        where = "reduced" if self.op.everywhere else "y"
+        target = Region(self.rank, where, row, rows, column, columns)
         task = self.builder.reduce(
             self.rank,
             [piece.region for piece in pieces],
-            targets,
+            [target],
             early=self.adaptive and self.hetero,
             after=[piece.task for piece in pieces],
             label=f"sum [{row}:{row + rows}]",
         )
-        self.sums.append(_Made(*cell, targets[0], task))
+        self.sums.append(_Made(*cell, target, task))
 
     def _keep(self) -> None:
         """Brings to y what does not lie there yet."""
@@ -393,7 +392,8 @@ class _Rank:
                 self.builder.permute(self.rank, move, after=[piece.task], label=label)
 
     def gather(self, ranks: Sequence[_Rank]) -> None:
-        """Fetches the sums of all other owners, in the order in which they add them."""
+        """Fetches the sums of all other owners, in the order in which they add them. This rank's
+        own come to y at the end, when compute has nothing better to do."""
         longest = max(len(rank.sums) for rank in ranks)
         for number in range(longest):
             for owner in self.makers:
@@ -413,9 +413,12 @@ class _Rank:
                     after=[piece.task],
                     label=f"sum of {owner} [{at}:{at + piece.rows}]",
                 )
+        own = self.y.rows_of(self.first[self.rank], self.rows[self.rank])
+        after = [piece.task for piece in self.sums]
+        self.builder.permute(self.rank, [(self.reduced.all(), own)], after=after, label="own sums")
 
 
-def _find(pieces: Sequence[_Made], cell: tuple[int, int, int, int]) -> _Made:
+def _find(pieces: Sequence[_Made], cell: Cell) -> _Made:
     """The part of a rank's products that a cell is."""
     row, rows, column, columns = cell
     for piece in pieces:
