@@ -26,6 +26,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <array>
+#include <limits>
 #include <memory>
 
 #include "gemm_time.h"
@@ -47,7 +48,19 @@ struct Candidate {
   int engine = kDma;
   int fusion = kFused;
   bool serial = false, one_peer = false, columns = false, uniform = false;
-  int64_t depth = 0;  // chunks per shard
+  int64_t depth = 0;  // chunks per shard; 0 is what the operation's lowering takes
+};
+
+// The chunks that a lowering makes where a name leaves it open: of fixed schedules, of those that
+// leave rows in place, and of adaptive.
+struct Cuts {
+  int64_t fixed, in_place, adaptive;
+
+  int64_t of(const Candidate& c) const {
+    if (c.depth > 0) return c.depth;
+    if (c.fusion == kAdaptive) return c.engine == kDirect ? 1 : adaptive;
+    return c.engine == kDirect ? in_place : fixed;
+  }
 };
 
 // How one engine brings chunks.
@@ -91,8 +104,9 @@ double end_of(double begin, double until, Piece work) {
 class Terms {
  public:
   Terms(const Machine& machine, int form, int64_t world, int64_t m, int64_t rows,
-        const std::vector<int64_t>& columns, int64_t k)
-      : n_(machine), form_(form), world_(world), m_(m), rows_(rows), k_(k), columns_(columns) {
+        const std::vector<int64_t>& columns, int64_t k, Cuts cuts)
+      : n_(machine), form_(form), world_(world), m_(m), rows_(rows), k_(k), columns_(columns),
+        cuts_(cuts) {
     for (int64_t one : columns) load_ += 2.0 * double(m) * double(one) * double(k) / n_.rate;
     width_ = form >= kSend ? columns[0] : k;
   }
@@ -100,6 +114,7 @@ class Terms {
   double seconds(const Candidate& c) {
     engine_ = c.engine == kCores ? kCores : kDma;
     late_ = c.serial ? 0.0 : moving().late;
+    depth_ = std::max<int64_t>(1, cuts_.of(c));
     if (world_ == 1) return gemm(m_, k_).alone - n_.gap;
     if (form_ >= kSend) return c.engine == kDirect ? send_direct(c) : send(c);
     if (form_ == kContract) return contract(c);
@@ -187,7 +202,7 @@ class Terms {
   }
 
   double cut_rows(const Candidate& c) {
-    const int64_t rows = ceil_div(rows_, c.depth), steps = ceil_div(rows_, rows);
+    const int64_t rows = ceil_div(rows_, depth_), steps = ceil_div(rows_, rows);
     const int64_t chunks = c.uniform ? world_ : world_ - 1;
     Piece step;
     if (c.fusion == kUnfused) {
@@ -206,7 +221,7 @@ class Terms {
   }
 
   double cut_columns(const Candidate& c) {
-    const int64_t columns = ceil_div(k_, c.depth), steps = ceil_div(k_, columns);
+    const int64_t columns = ceil_div(k_, depth_), steps = ceil_div(k_, columns);
     Piece step;
     if (c.fusion == kUnfused) {
       step = gemm(rows_, columns, true) * double(world_ - 1);
@@ -230,7 +245,7 @@ class Terms {
 
   // Pieces read their rows where they are: over a link, one peer at a time.
   double direct(const Candidate& c) {
-    const int64_t rows = ceil_div(rows_, c.depth), pieces = ceil_div(rows_, rows) * (world_ - 1);
+    const int64_t rows = ceil_div(rows_, depth_), pieces = ceil_div(rows_, rows) * (world_ - 1);
     // Adaptive takes the highest rows first, on all ranks, so all read the same peer.
     const bool same = c.fusion == kAdaptive;
     const double link = same ? n_.from_same : n_.one_peer;
@@ -245,7 +260,7 @@ class Terms {
   // by side, so pieces grow with the time that a round over all peers takes. What has not been
   // looked at when the last chunk arrives lies beside its neighbours, and is one piece.
   double adaptive(const Candidate& c) {
-    const int64_t peers = world_ - 1, rows = ceil_div(rows_, c.depth);
+    const int64_t peers = world_ - 1, rows = ceil_div(rows_, depth_);
     const double bytes_flow = flow(rows, k_, false), period = bytes_flow + moving().following;
     const double first = moving().first + bytes_flow + completion();
     const double last = first + double(ceil_div(rows_, rows) - 1) * period;
@@ -285,7 +300,7 @@ class Terms {
 
   // The gathered rows are the K of the product: every piece adds to all of it.
   double contract(const Candidate& c) {
-    const int64_t rows = ceil_div(rows_, c.depth), steps = ceil_div(rows_, rows);
+    const int64_t rows = ceil_div(rows_, depth_), steps = ceil_div(rows_, rows);
     const Piece local = gemm(k_, rows_), piece = gemm(k_, rows, true);
     if (c.engine == kDirect) {
       const double over_link = piece.fixed + double(rows * k_) * n_.element / n_.one_peer;
@@ -308,8 +323,7 @@ class Terms {
   // What an owner does with so many of its rows once all of them are there: add, or nothing.
   Piece adding(int64_t rows, int64_t columns) const {
     if (form_ == kSend) return {};
-    const double copies = double(world_) + (form_ == kSumEverywhere ? 2.0 : 1.0);
-    return moving_rows(double(rows) * double(columns) * n_.element * copies);
+    return moving_rows(double(rows) * double(columns) * n_.element * double(world_ + 1));
   }
 
   // Products first: a step makes a chunk for every peer, which leaves as soon as it is made; a rank's
@@ -323,11 +337,14 @@ class Terms {
         const Piece kept = moving_rows(2.0 * double(rows_) * double(n) * n_.element);
         return made + std::max(sent, kept.alone);
       }
-      return made + sent + adding(rows_, n).alone + (form_ == kSumEverywhere ? sent : 0.0);
+      const double summed = made + sent + adding(rows_, n).alone;
+      if (form_ == kSum) return summed;
+      return summed + std::max(sent, moving_rows(2.0 * own_bytes()).alone);
     }
-    const int64_t rows = c.columns ? rows_ : ceil_div(rows_, c.depth);
-    const int64_t columns = c.columns ? ceil_div(n, c.depth) : n;
-    const int64_t steps = c.columns ? ceil_div(n, columns) : ceil_div(rows_, rows);
+    int64_t down = c.columns ? 1 : depth_, across = c.columns ? depth_ : 1;
+    if (c.fusion == kAdaptive) std::tie(down, across) = blocks(rows_, n, depth_);
+    const int64_t rows = ceil_div(rows_, down), columns = ceil_div(n, across);
+    const int64_t steps = ceil_div(rows_, rows) * ceil_div(n, columns);
     const std::vector<int64_t> wide{columns};
     Piece step, local = c.uniform ? Piece{} : gemm(rows_, k_);
     const int64_t chunks = c.uniform ? world_ : peers;
@@ -347,7 +364,7 @@ class Terms {
     if (c.fusion == kAdaptive) {
       const Piece decision{n_.decision, n_.decision, n_.decision};
       step = step + decision * double(peers);
-      if (form_ != kSend) local = (gemm(rows, k_) + decision) * double(steps);
+      if (form_ == kSumEverywhere) local = (gemm(wide, rows, k_) + decision) * double(steps);
       if (form_ != kSend) sum = sum + decision;
     }
     const int64_t arrivals = c.one_peer ? peers : steps;
@@ -365,19 +382,37 @@ class Terms {
     const double computed =
         end_of(-n_.gap, arrived, making + local + sum * double(c.one_peer ? 1 : steps));
     double seconds = std::max(computed, arrived + sum.alone);
-    if (form_ == kSumEverywhere)  // the sums go back over the links, each as soon as it is there
-      seconds = std::max(seconds + start + bytes_flow + end, links + double(arrivals) * period);
+    if (form_ == kSumEverywhere) {  // sums go back over the links, each as soon as it is there
+      const double passed =
+          std::max(seconds + start + bytes_flow + end, links + double(arrivals) * period);
+      seconds = std::max(passed, seconds + moving_rows(2.0 * own_bytes()).alone);
+    }
     return seconds;
   }
 
+  // How adaptive cuts what it makes (`weft.plan.blocks`): into what reads least.
+  static std::pair<int64_t, int64_t> blocks(int64_t rows, int64_t columns, int64_t depth) {
+    std::pair<int64_t, int64_t> found{depth, 1};
+    int64_t least = std::numeric_limits<int64_t>::max();
+    for (int64_t down = 1; down <= depth; ++down) {
+      const int64_t across = depth / down, read = rows * across + columns * down;
+      if (depth % down || down > rows || across > columns || read >= least) continue;
+      least = read;
+      found = {down, across};
+    }
+    return found;
+  }
+
+  double own_bytes() const { return double(rows_) * double(columns_[0]) * n_.element; }
+
   // Products are made in their owners' memory: over a link, one owner at a time.
   double send_direct(const Candidate& c) {
-    const int64_t rows = ceil_div(rows_, c.depth), steps = ceil_div(rows_, rows), n = columns_[0];
+    const int64_t rows = ceil_div(rows_, depth_), steps = ceil_div(rows_, rows), n = columns_[0];
     const double bytes = double(rows) * double(n) * n_.element;
     const Piece piece = gemm(rows, k_);
     const double over_link = piece.fixed + bytes / n_.one_peer;
     const double each = std::max(piece.alone, over_link) + n_.reach;
-    const bool cut = c.fusion == kAdaptive && form_ != kSend;
+    const bool cut = c.fusion == kAdaptive && form_ == kSumEverywhere;
     const Piece local = cut ? gemm(rows, k_) * double(steps) : gemm(rows_, k_);
     double seconds = double(steps * (world_ - 1)) * each + local.alone - n_.gap;
     if (form_ == kSend)  // what peers put into the inbox is brought to its place
@@ -387,7 +422,7 @@ class Terms {
     if (form_ == kSumEverywhere) {
       const Piece fetched = moving_rows(2.0 * bytes);
       const double one = std::max(fetched.alone, fetched.fixed + bytes / n_.one_peer) + n_.reach;
-      seconds += double(steps * (world_ - 1)) * one;
+      seconds += double(steps * (world_ - 1)) * one + moving_rows(2.0 * own_bytes()).alone;
     }
     return seconds;
   }
@@ -408,7 +443,9 @@ class Terms {
   int64_t world_, m_, rows_, k_, width_ = 0;  // width_: columns of what travels
   const std::vector<int64_t>& columns_;
   double load_ = 0.0, late_ = 0.0;
+  Cuts cuts_;
   int engine_ = kDma;
+  int64_t depth_ = 1;
   std::vector<std::pair<std::array<int64_t, 3>, Cost>> costs_;
 };
 
@@ -453,11 +490,13 @@ NB_MODULE(_rule, m) {
           "seconds",
           [](const Machine& machine, const std::vector<const Candidate*>& candidates, int form,
              int64_t world, int64_t m, int64_t rows, const std::vector<int64_t>& columns,
-             int64_t k) {
-            Terms terms(machine, form, world, m, rows, columns, k);
+             int64_t k, std::tuple<int64_t, int64_t, int64_t> cuts) {
+            const auto [fixed, in_place, adaptive] = cuts;
+            Terms terms(machine, form, world, m, rows, columns, k, {fixed, in_place, adaptive});
             std::vector<double> seconds;
             for (const Candidate* one : candidates) seconds.push_back(terms.seconds(*one));
             return seconds;
           },
-          "candidates"_a, "form"_a, "world"_a, "m"_a, "rows"_a, "columns"_a, "k"_a);
+          "candidates"_a, "form"_a, "world"_a, "m"_a, "rows"_a, "columns"_a, "k"_a,
+          "cuts"_a);
 }

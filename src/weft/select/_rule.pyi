@@ -89,4 +89,5 @@ class Machine:
         rows: int,
         columns: Sequence[int],
         k: int,
+        cuts: tuple[int, int, int],
     ) -> list[float]: ...

@@ -106,7 +106,7 @@ class _Table(NamedTuple):
     serial: tuple[int, ...]
     shares: tuple[float, ...]  # of serial's time, that a candidate must stay below
     kinds: tuple[str, ...]
-    points: dict[tuple[int, ...], list[_rule.Candidate]]  # by how shards are cut
+    points: list[_rule.Candidate]
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,9 @@ def _table(world: int, form: int) -> _Table:
 def _table_of(schedules: tuple[Schedule, ...], margin: float = 0.0) -> _Table:
     serial = tuple(i for i, schedule in enumerate(schedules) if schedule.serial)
     shares = tuple(inf if s.serial else 1.0 - max(margin, _margin(s)) for s in schedules)
-    return _Table(schedules, serial, shares, tuple(map(_kind, schedules)), {})
+    return _Table(
+        schedules, serial, shares, tuple(map(_kind, schedules)), list(map(_candidate, schedules))
+    )
 
 
 def _margin(schedule: Schedule) -> float:
@@ -145,16 +147,12 @@ def _kind(schedule: Schedule) -> str:
 
 
 def _seconds(machine: Machine, sizes: Sizes, table: _Table) -> list[float]:
-    form, world, m, rows, columns, k, dtype, *cuts = sizes
+    form, world, m, rows, columns, k, dtype, cuts = sizes
     if min(rows, k, sum(columns)) <= 0:
         # With nothing to multiply there is nothing to hide anything behind.
         return [float(kind != "serial") for kind in table.kinds]
-    key = tuple(cuts)
-    points = table.points.get(key)
-    if points is None:
-        points = table.points[key] = [_candidate(s, world, *cuts) for s in table.schedules]
     rule = numbers(machine, world, dtype)
-    return rule.seconds(points, form, world, m, rows, columns, k)
+    return rule.seconds(table.points, form, world, m, rows, columns, k, cuts)
 
 
 def _least(table: _Table, seconds: Sequence[float]) -> int:
@@ -179,22 +177,15 @@ def _rivals(table: _Table, seconds: Sequence[float], best: int) -> list[int]:
     return sorted(leading.values(), key=seconds.__getitem__)[:MOST_RIVALS]
 
 
-def _candidate(
-    schedule: Schedule, world: int, cut: int, cut_in_place: int, adaptive_cut: int
-) -> _rule.Candidate:
-    depth, in_place = schedule.depth, schedule.engine == "direct"
-    if depth is None and schedule.fusion == "adaptive":
-        depth = 1 if in_place else adaptive_cut
-    elif depth is None:
-        depth = cut_in_place if in_place else cut
+def _candidate(schedule: Schedule) -> _rule.Candidate:
     return _rule.Candidate(
         engine=_ENGINES.index(schedule.engine),
         fusion=_FUSIONS.index(schedule.fusion),
-        serial=schedule.serial or world == 1,
+        serial=schedule.serial,
         one_peer=schedule.pattern == "peer",
         columns=schedule.cut == "columns",
         uniform=schedule.start == "uniform",
-        depth=max(1, depth),
+        depth=schedule.depth or 0,
     )
 
 

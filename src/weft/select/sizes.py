@@ -17,9 +17,8 @@ _ADAPTIVE = Schedule.parse("adaptive@dma")
 
 
 class Sizes(NamedTuple):
-    """`m` rows in all, `rows` from or to one peer. `cut`, `cut_in_place`, `adaptive_cut`: the
-    chunks that fixed schedules, those that read in place, and adaptive make of the latter where a
-    schedule's name leaves it open."""
+    """`m` rows in all, `rows` from or to one peer. `cuts`: the chunks that fixed schedules, those
+    that leave rows in place, and adaptive make of the latter where a name leaves it open."""
 
     form: int
     world: int
@@ -28,9 +27,7 @@ class Sizes(NamedTuple):
     columns: tuple[int, ...]
     k: int
     dtype: str
-    cut: int
-    cut_in_place: int
-    adaptive_cut: int
+    cuts: tuple[int, int, int]
 
 
 def sizes_of(operation: Any) -> Sizes:
@@ -40,7 +37,7 @@ def sizes_of(operation: Any) -> Sizes:
         m = max(map(operation.received, range(world)))
         rows = max(rows for spans in operation.taken for _, rows in spans)
         columns = max(operation.columns, key=sum)
-        return Sizes(CONTRACT, world, m, rows, columns, operation.k, dtype, DEPTH, 1, DEPTH)
+        return Sizes(CONTRACT, world, m, rows, columns, operation.k, dtype, (DEPTH, 1, DEPTH))
     if hasattr(operation, "spans"):
         if isinstance(operation, AllGatherMatmul):  # all ranks gather the same
             m, rows = operation.m, max(operation.rows)
@@ -49,7 +46,7 @@ def sizes_of(operation: Any) -> Sizes:
             m, rows = max(map(sum, spans)), max(map(max, spans))
         cut = gathering.adaptive_depth(world, rows)
         columns = max(operation.columns, key=sum)
-        return Sizes(GATHER, world, m, rows, columns, operation.k, dtype, world, world, cut)
+        return Sizes(GATHER, world, m, rows, columns, operation.k, dtype, (world, world, cut))
     if hasattr(operation, "summed"):
         made = [operation.sizes(rank) for rank in range(world)]
         form = SUM if operation.summed else SEND
@@ -57,5 +54,5 @@ def sizes_of(operation: Any) -> Sizes:
         cut = scattering.default_depth(operation, _ADAPTIVE)
         m, rows = max(map(sum, made)), max(map(max, made))
         columns, k = (operation.n,), max(operation.inner)
-        return Sizes(form, world, m, rows, columns, k, dtype, world, world, cut)
+        return Sizes(form, world, m, rows, columns, k, dtype, (world, world, cut))
     raise Unsupported(f"there is no rule for {operation.name}; name a schedule")
