@@ -7,6 +7,7 @@ header says, so all of them switch at the same call.
 
 from __future__ import annotations
 
+from functools import cached_property
 from operator import truediv
 from statistics import mean, median
 
@@ -33,17 +34,29 @@ class Guard:
     def __init__(self, choice: Choice, watch: bool = True) -> None:
         self.choice = choice
         self.settled = not watch or not (choice.rivals or choice.schedule != choice.serial)
-        others = [s for s in (choice.serial, *choice.rivals) if s != choice.schedule]
-        tried = f"tried against {choice.schedule} in the first calls"
-        self._arms = (choice, *(Choice(schedule, tried) for schedule in others))
-        self._samples: list[list[list[float]]] = [[[] for _ in range(TURNS)] for _ in self._arms]
+        self._first = choice
         self._calls = 0
         self.work = 1  # what the first call's time was in proportion to
+
+    # What follows is made after the first call has ended, so that its choice does not wait for it.
+
+    @cached_property
+    def _arms(self) -> tuple[Choice, ...]:
+        first = self._first
+        others = [s for s in (first.serial, *first.rivals) if s != first.schedule]
+        tried = f"tried against {first.schedule} in the first calls"
+        return (first, *(Choice(schedule, tried) for schedule in others))
+
+    @cached_property
+    def _samples(self) -> list[list[list[float]]]:
+        return [[[] for _ in range(TURNS)] for _ in self._arms]
 
     @property
     def next(self) -> Choice:
         """What the next call is to run."""
-        return self.choice if self.settled else self._arms[self._arm]
+        if self.settled or self._calls < CALLS:
+            return self.choice
+        return self._arms[self._arm]
 
     @property
     def _arm(self) -> int:
