@@ -1,8 +1,8 @@
 """Runs the tasks of one device, which stands for all: kernels, and collectives round by round.
 
 Lanes are queues: of kernels that are ready, the one listed first is next; of communication, what
-was ready first. Whatever is under way shares links, cards, cables and memory max-min fairly, as inside a node: each collective counts
-as one on the link where most of its flows meet, however many ranks it sends to.
+was ready first. Whatever is under way shares links, cards, cables and memory max-min fairly, as
+inside a node: each collective counts as one on its busiest link, however many ranks it sends to.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 
 from weft.errors import InvalidPlan
 from weft.simulate.cluster.rounds import Round, coarse, streams, summing
-from weft.simulate.cluster.wiring import Name, Wiring
-from weft.simulate.sharing import Flow, Sharing
+from weft.simulate.cluster.wiring import Wiring
+from weft.simulate.sharing import Flow, Resource, Sharing
 from weft.timeline import COMMUNICATION, Span, Timeline
 
 _SAME_TIME = 1e-12
@@ -36,7 +36,8 @@ class Kernel:
 class Task:
     """A kernel, or rounds of communication; `after` are the places of tasks it waits for.
 
-    `start` passes before anything moves. `units` are compute units that communication holds.
+    `start` passes before anything moves. `units` are compute units that communication holds, and
+    `weight` is its claim on links that it shares, against 1.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Task:
     rounds: tuple[Round, ...] = ()
     start: float = 0.0
     units: int = 0
+    weight: float = 1.0
     num_bytes: int = 0
     num_flops: int = 0
 
@@ -171,32 +173,38 @@ class _Engine:
         if not template:
             self._push(now, _DONE, job)
         for latency, bytes_, cap, draws in template:
-            flow = Flow(job, bytes_ * size, cap, draws, now)
+            weight = job.task.weight
+            if weight != 1.0:
+                draws = tuple((resource, draw * weight) for resource, draw in draws)
+            flow = Flow(job, bytes_ * size / weight, cap / weight, draws, now)
             self._push(now + latency * size, _BODY, (job, flow))
 
     def _template(self, round_: Round) -> list[tuple[float, float, float, tuple[Any, ...]]]:
         """Latency, size, cap and draws of each flow of a round.
 
-        Flows have a common weight with which those that meet on the busiest resource count as one.
+        Flows of a round go on in proportion to their sizes, as a library does that serves all its
+        peers in turn, and have weights with which those on the busiest resource count as one.
         """
         known = self._templates.get(id(round_))
         if known is not None and known[0] is round_:
             return known[1]
         found = streams(self._wiring, round_)
-        crowd: dict[Name, float] = {}
+        load: dict[Resource, float] = {}
+        drawn: list[dict[Resource, float]] = []
         for stream in found:
+            drawn.append({})
             for name, draw in stream.draws.items():
-                crowd[name] = crowd.get(name, 0.0) + draw * stream.count
-        most = max(crowd.values(), default=1.0)
+                resource = self._wiring.resource(name)
+                if resource.capacity < float("inf"):
+                    drawn[-1][resource] = amount = draw * stream.count * stream.size
+                    load[resource] = load.get(resource, 0.0) + amount
+        busiest = max(load, key=lambda resource: load[resource] / resource.capacity, default=None)
+        size = 0.0 if busiest is None else load[busiest]
         template = []
-        for stream in found:
-            draws = tuple(
-                (resource, draw * stream.count / most)
-                for name, draw in stream.draws.items()
-                if (resource := self._wiring.resource(name)).capacity < float("inf")
-            )
+        for stream, amounts in zip(found, drawn, strict=True):
+            draws = tuple((resource, amount / size) for resource, amount in amounts.items())
             cap = min(resource.capacity / draw for resource, draw in draws)
-            template.append((stream.latency, stream.size * most, cap, draws))
+            template.append((stream.latency, size, cap, draws))
         self._templates[id(round_)] = (round_, template)
         return template
 

@@ -8,9 +8,8 @@ in which axis they begin with, so that all of them work all the time.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from weft.errors import Unsupported, nearest
 from weft.simulate.cluster.algorithms import KINDS, LEVEL, flat, over_axis
@@ -22,6 +21,11 @@ FLAT = ("direct", "ring", "one-way", "halving-doubling")
 BY_LEVEL = ("hierarchical", "in-order")
 CHUNKED = (*BY_LEVEL, "mixed", "tree")
 DEFAULT_CHUNKS = 8
+WINDOW = 2
+"""A level is at most so many chunks ahead of the next: there is only so much room between them, and
+levels that share cards must not starve the one that everything waits for."""
+
+LEAST_SHARE = 0.01
 
 Axes = tuple[int, ...]
 """Axes of a cluster that take part in a collective: 0 is the devices of a node."""
@@ -34,6 +38,7 @@ class Algorithm:
 
     name: str
     levels: tuple[str, ...] = ()
+    outward: bool = False  # the network before the node where others have it after
 
     @classmethod
     def parse(cls, text: str) -> Algorithm:
@@ -99,65 +104,126 @@ def lower(
     axes = tuple(range(len(wiring.shape))) if axes is None else axes
     overhead = wiring.cluster.start if start is None else start
     head = name or kind
-    if chosen.name == "mixed":
-        return _mixed(wiring, kind, total, axes, chunks, head, after, first, overhead, units, lanes)
     if chosen.name in FLAT:
         rounds = flat(wiring, kind, total, axes, chosen.name)
         lane = lanes + ("inside" if axes == (0,) else "network")
         return [_task(head, lane, rounds, after, overhead, units)]
+    frame = _Frame(head, after, overhead, units, lanes, chosen.name != "in-order")
+    if chosen.name == "mixed":
+        return _mixed(wiring, kind, total, axes, chunks, frame, first)
+    return _pipeline(wiring, _chunks(wiring, kind, total, axes, chosen, chunks), frame, first)
+
+
+Stages = list[tuple[int, list[Round]]]
+"""(axis, rounds) of a chunk, in order."""
+
+
+@dataclass(frozen=True)
+class _Frame:
+    """What all tasks of a collective have in common."""
+
+    name: str
+    after: tuple[int, ...]
+    start: float
+    units: int
+    lanes: str
+    bounded: bool = True
+    weights: Mapping[int, float] = field(default_factory=dict)  # by axis, beside others of it
+
+
+def _pipeline(wiring: Wiring, chunks: list[Stages], frame: _Frame, first: int) -> list[Task]:
+    """Tasks for every stage of every chunk, and one end for whoever waits for the whole."""
     tasks: list[Task] = []
     ends: list[int] = []
-    turns = [
-        _stages(wiring, kind, total / chunks, axes, chosen, turn)
-        for turn in range(min(chunks, max(1, len(wiring.shape) - 1)))
-    ]
-    for chunk in range(chunks):
-        stages = turns[chunk % len(turns)]
-        before = after
-        for number, (axis, rounds) in enumerate(stages):
-            label = f"{head} {_axis_name(wiring, axis)}"
-            label += f" {chunk + 1}/{chunks}" if chunks > 1 else ""
-            delay = overhead if chunk == 0 and number == 0 else 0.0
-            place = first + len(tasks)
-            lane = lanes + _axis_name(wiring, axis)
-            tasks.append(_task(label, lane, rounds, before, delay, units))
-            before = (place,)
-        if stages:
-            ends.append(first + len(tasks) - 1)
-    if len(ends) == 1:
-        return tasks
-    # One end for whoever waits for the whole.
-    tasks.append(_task(head, lanes + "done", [], tuple(ends) or after, 0.0, 0))
+    earlier: dict[int, list[list[int]]] = {}  # the tasks of chunks with the same stages
+    for number, stages in enumerate(chunks):
+        before = frame.after
+        alike = earlier.setdefault(id(stages), [])
+        ahead = alike[-WINDOW] if frame.bounded and len(alike) >= WINDOW else []
+        places: list[int] = []
+        for level, (axis, rounds) in enumerate(stages):
+            axis_name = _axis_name(wiring, axis)
+            label = f"{frame.name} {axis_name}"
+            label += f" {number + 1}/{len(chunks)}" if len(chunks) > 1 else ""
+            if level + 1 < len(ahead):
+                before = (*before, ahead[level + 1])
+            places.append(first + len(tasks))
+            tasks.append(
+                _task(
+                    label,
+                    frame.lanes + axis_name,
+                    rounds,
+                    before,
+                    frame.start if not tasks else 0.0,
+                    frame.units,
+                    frame.weights.get(axis, 1.0),
+                )
+            )
+            before = (places[-1],)
+        alike.append(places)
+        ends += places[-1:]
+    if len(ends) != 1:
+        tasks.append(
+            _task(frame.name, frame.lanes + "done", [], tuple(ends) or frame.after, 0.0, 0)
+        )
     return tasks
 
 
+def _chunks(
+    wiring: Wiring, kind: str, total: float, axes: Axes, algorithm: Algorithm, chunks: int
+) -> list[Stages]:
+    """The stages of every chunk; chunks that do the same have the same object."""
+    cut = [
+        _stages(wiring, kind, total / chunks, axes, algorithm, turn)
+        for turn in range(min(chunks, max(1, len(wiring.shape) - 1)))
+    ]
+    return [cut[number % len(cut)] for number in range(chunks)]
+
+
 def _mixed(
-    wiring: Wiring,
-    kind: str,
-    total: float,
-    axes: Axes,
-    chunks: int,
-    name: str,
-    after: tuple[int, ...],
-    first: int,
-    start: float,
-    units: int,
-    lanes: str,
+    wiring: Wiring, kind: str, total: float, axes: Axes, chunks: int, frame: _Frame, first: int
 ) -> list[Task]:
-    """Most of it level by level, and beside it as much directly as fills what links have left."""
+    """Beside the usual order of levels, a share goes in the opposite one, which asks more of the
+    network and less of the node: as much as it takes for both to be busy for as long."""
     if kind == "all_to_all":
         raise Unsupported("all_to_all is not mixed: direct sends every byte once already")
-    level = Algorithm("hierarchical")
-    staged = [r for _, rounds in _stages(wiring, kind, total, axes, level, 0) for r in rounds]
-    share = _balance(busy(wiring, flat(wiring, kind, total, axes, "direct")), busy(wiring, staged))
-    common = {"name": name, "after": after, "start": start, "units": units, "axes": axes}
-    part: Callable[..., list[Task]] = partial(lower, wiring, kind, **common)
-    tasks = part(share * total, "direct", first=first, lanes=lanes + "direct ")
-    tasks += part(
-        (1.0 - share) * total, level, chunks=chunks, first=first + len(tasks), lanes=lanes
-    )
-    ends = (first, first + len(tasks) - 1)
-    return [*tasks, _task(name, lanes + "done", [], ends, 0.0, 0)]
+    orders = (Algorithm("hierarchical", outward=True), Algorithm("hierarchical"))
+    whole = [_chunks(wiring, kind, total, axes, order, chunks) for order in orders]
+    share = _balance(*(_busy(wiring, cut) for cut in whole))
+    if min(share, 1.0 - share) < LEAST_SHARE:  # not worth a pipeline of its own
+        share = float(round(share))
+    shares = (share, 1.0 - share)
+    cuts = [
+        _chunks(wiring, kind, part * total, axes, order, chunks)
+        for part, order in zip(shares, orders, strict=True)
+    ]
+    # On every level the two get what they need of it, so that they end together.
+    needs = [{axis: _axis_seconds(wiring, cut, axis) for axis in axes} for cut in cuts]
+    tasks: list[Task] = []
+    ends = []
+    for number, cut in enumerate(cuts):
+        if shares[number] <= 0.0:
+            continue
+        weights = {
+            axis: max(LEAST_SHARE, needs[number][axis] / sum(need[axis] for need in needs))
+            for axis in axes
+            if needs[number][axis]
+        }
+        lanes = frame.lanes + ("" if number else "outward ")
+        tasks += _pipeline(
+            wiring, cut, replace(frame, lanes=lanes, weights=weights), first + len(tasks)
+        )
+        ends.append(first + len(tasks) - 1)
+    return [*tasks, _task(frame.name, frame.lanes + "done", [], tuple(ends), 0.0, 0)]
+
+
+def _busy(wiring: Wiring, chunks: list[Stages]) -> dict[Name, float]:
+    return busy(wiring, [r for stages in chunks for _, rounds in stages for r in rounds])
+
+
+def _axis_seconds(wiring: Wiring, chunks: list[Stages], axis: int) -> float:
+    own = [r for stages in chunks for at, rounds in stages if at == axis for r in rounds]
+    return max(busy(wiring, own).values(), default=0.0)
 
 
 def _balance(one: dict[Name, float], other: dict[Name, float]) -> float:
@@ -177,7 +243,13 @@ def _balance(one: dict[Name, float], other: dict[Name, float]) -> float:
 
 
 def _task(
-    name: str, lane: str, rounds: list[Round], after: tuple[int, ...], start: float, units: int
+    name: str,
+    lane: str,
+    rounds: list[Round],
+    after: tuple[int, ...],
+    start: float,
+    units: int,
+    weight: float = 1.0,
 ) -> Task:
     return Task(
         name,
@@ -186,6 +258,7 @@ def _task(
         rounds=tuple(rounds),
         start=start,
         units=units,
+        weight=weight,
         num_bytes=round(sent(rounds)),
     )
 
@@ -198,15 +271,16 @@ def _axis_name(wiring: Wiring, axis: int) -> str:
 
 def _stages(
     wiring: Wiring, kind: str, total: float, axes: Axes, algorithm: Algorithm, turn: int
-) -> list[tuple[int, list[Round]]]:
-    """(axis, rounds) of a chunk, in order."""
+) -> Stages:
+    """What a chunk does, level by level; `turn` is where it begins on a torus."""
     wide = [axis for axis in axes if wiring.shape[axis] > 1]
     between = [axis for axis in wide if axis]
     if between and algorithm.name == "hierarchical" and all(map(wiring.is_ring, between)):
         turn %= len(between)
         between = [*between[turn:], *between[:turn]]
     inside = [axis for axis in wide if not axis]
-    inward = [*inside, *between]  # scattering: inside first; gathering goes backwards
+    # Scattering goes inside first, gathering backwards.
+    inward = [*between, *inside] if algorithm.outward else [*inside, *between]
     if kind == "all_to_all":
         if len(between) > 1 and algorithm.at(1) is None and not wiring.is_ring(between[0]):
             # Levels of switches share the cards: to pass over them once is enough.
