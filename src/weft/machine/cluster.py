@@ -247,6 +247,8 @@ def _check(cluster: Cluster, where: str) -> None:
         raise Unsupported(f"{where}: network.bandwidth of a {network.topology}'s links is missing.")
     if not cabled and cluster.nics is None:
         raise Unsupported(f"{where}: a network with switches needs [nics].")
+    if network.topology == "torus" and max(len(network.dims), network.dimensions) > 6:
+        raise Unsupported(f"{where}: a torus has at most 6 dimensions.")
     if network.topology == "torus" and network.dims and prod(network.dims) != nodes:
         raise Unsupported(
             f"{where}: network.dims {list(network.dims)} make {prod(network.dims)} nodes,"

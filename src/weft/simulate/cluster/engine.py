@@ -70,7 +70,7 @@ class Ran:
 
     def end_of(self, name: str) -> float:
         """When the last task whose name begins so has ended."""
-        return max(span.end for span in self.spans if span.task.startswith(name))
+        return max((span.end for span in self.spans if span.task.startswith(name)), default=0.0)
 
 
 def run(wiring: Wiring, tasks: Sequence[Task]) -> Ran:
@@ -104,6 +104,7 @@ class _Engine:
         self._followers: list[list[int]] = [[] for _ in tasks]
         self._kernel: _Job | None = None
         self._released = 0
+        self._left = len(tasks)
         self._held = 0
         self._spans: list[Span] = []
         # Rounds of a training step recur: flows are made from templates.
@@ -136,7 +137,7 @@ class _Engine:
                     self._step_done(what, now)
                 elif what[0].version == what[1]:
                     self._flow_ended(what[0], now)
-        if len(self._spans) < len(self._tasks):
+        if self._left:
             raise InvalidPlan("tasks never start: they wait for each other")
         return Ran(tuple(sorted(self._spans, key=lambda s: (s.start, s.end))), self._events)
 
@@ -255,8 +256,10 @@ class _Engine:
 
     def _finish(self, job: _Job, now: float) -> None:
         task = job.task
-        span = (0, task.lane, task.name, task.kind, job.start, now, task.num_bytes, task.num_flops)
-        self._spans.append(Span(*span))
+        sizes = (task.num_bytes, task.num_flops)
+        if task.kernel is not None or task.rounds or now > job.start:  # not what only joins others
+            self._spans.append(Span(0, task.lane, task.name, task.kind, job.start, now, *sizes))
+        self._left -= 1
         self._busy[task.lane] = None
         for place in self._followers[job.place]:
             self._waiting[place] -= 1

@@ -26,6 +26,7 @@ WINDOW = 2
 levels that share cards must not starve the one that everything waits for."""
 
 LEAST_SHARE = 0.01
+_LETTERS = "xyzuvw"
 
 Axes = tuple[int, ...]
 """Axes of a cluster that take part in a collective: 0 is the devices of a node."""
@@ -266,7 +267,7 @@ def _task(
 def _axis_name(wiring: Wiring, axis: int) -> str:
     if axis == 0:
         return "inside"
-    return "network" if len(wiring.shape) == 2 else f"network {axis}"
+    return "network" if len(wiring.shape) == 2 else f"network {_LETTERS[axis - 1]}"
 
 
 def _stages(

@@ -1,12 +1,13 @@
 """Blocks of a transformer: tensor parallel inside a node, data or sequence parallel between nodes.
 
-    forward   gather -> QKV -> attention -> projection -> scatter -> gather -> gate, up -> down -> scatter
+    forward   gather -> QKV -> attention -> projection -> scatter
+              gather -> gate, up -> down -> scatter
     backward  the same backwards, with a product for the weights beside each for the inputs
 
 Plain waits for every gather and scatter inside the node, and overlaps sums of gradients between
 nodes with the backward pass, as frameworks do. Fused, each of them is cut with its GEMM into chunks
-that overlap. With sequence parallelism, keys and values are gathered between nodes; fused, attention
-begins with those that are there.
+that overlap. With sequence parallelism, keys and values are gathered between nodes; fused,
+attention begins with those that are there.
 """
 
 from __future__ import annotations
