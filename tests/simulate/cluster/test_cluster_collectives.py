@@ -148,9 +148,7 @@ def test_collectives_on_other_links_do_not_meet() -> None:
     """A flat exchange between nodes and one inside them, both beside each other."""
     cluster = sample("mesh", "switch", 4)
     between = ask(cluster, "all_reduce", 1e9, "tree", 1)[0].seconds
-    both = together(
-        cluster, [("all_reduce", 1e9, "tree", 1), ("all_reduce", 1e9, "tree", 1)]
-    )
+    both = together(cluster, [("all_reduce", 1e9, "tree", 1), ("all_reduce", 1e9, "tree", 1)])
     assert max(both) < 2.0 * between  # while one sums inside, the other has the network
     assert min(both) >= between
 
