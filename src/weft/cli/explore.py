@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from weft.cli.console import Json, console, print_json, progress
-from weft.cli.explore_cluster import explore_collective, explore_workload
+from weft.cli.explore_cluster import explore_collective, explore_shape, explore_workload
 from weft.errors import Unsupported, nearest
 from weft.machine import load, names
 from weft.operation import ITEM_BYTES, find
@@ -112,7 +112,8 @@ def explore(
     Sizes are those of the whole product over all ranks: A is M x K with M / world rows on each
     rank, B is K x N with N / world columns on each.
 
-    With --collective or --workload, the machine is a cluster: its nodes and the network between.
+    With --collective, --workload or --nodes, the machine is a cluster: nodes and the network
+    between them, and all of its devices are ranks.
     """
     if collective is not None or workload is not None:
         if any(given is not None for given in (m, n, k, scenarios, shapes)) or (
@@ -128,10 +129,15 @@ def explore(
                 machine, str(collective), size, algorithm, chunks, nodes, json, trace
             )
         return
-    described = load(machine)
+    described = load(machine) if nodes is None else None
     asked = _shapes(m, n, k, scenarios, shapes, dtype)
     find(op)
     wanted = None if schedule == "all" else [Schedule.parse(s) for s in schedule.split(",")]
+    if described is None:
+        if len(asked) > 1 or html is not None or trace is not None:
+            raise Unsupported("on several nodes, ask about one shape, as a table or --json")
+        explore_shape(machine, op, asked[0], wanted, str(nodes), json)
+        return
     for path in (html, trace):
         if path is not None:
             check_target(path)

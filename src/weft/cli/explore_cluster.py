@@ -1,5 +1,5 @@
-"""The questions of `weft explore` about clusters: collectives by algorithm, and training steps on
-ever more nodes."""
+"""The questions of `weft explore` about clusters: collectives by algorithm, schedules of an
+operation over several nodes, and training steps on ever more of them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ from weft.report.scaling_page import HEADERS, rows_of, summary_of, write_scaling
 from weft.report.terminal import table
 from weft.report.trace import write_trace
 from weft.report.units import duration
+from weft.schedule import Schedule
 from weft.simulate.cluster import Answer, ask
+from weft.study.cluster_plans import explore_plans
 from weft.study.scaling import SCALINGS, Scaling, scale
+from weft.study.scenarios import Shape
 from weft.study.workloads import load_workload
 
 _UNITS = {
@@ -121,6 +124,40 @@ def explore_collective(
     console.print(f"The bound is set by {', '.join(limits)}.")
     if trace is not None:
         console.print(f"trace: {trace} (open it at ui.perfetto.dev)")
+
+
+def explore_shape(
+    machine: str,
+    op: str,
+    shape: Shape,
+    schedules: list[Schedule] | None,
+    nodes: str,
+    json: bool,
+) -> None:
+    """The schedules of an operation over all devices of a cluster."""
+    cluster = load_cluster(machine)
+    found = []
+    with progress(f"simulating {machine}", quiet=json) as report:
+        for count in nodes_of(nodes, cluster):
+            found.append(explore_plans(cluster.with_nodes(count), op, shape, schedules, report))
+    if json:
+        print_json([one.to_json() for one in found])
+        return
+    for one in found:
+        console.print(
+            f"{one.operation.label} = {one.cluster.nodes} nodes\n"
+            f"compute {one.compute * 1e3:.3f} ms, communication {one.communication * 1e3:.3f} ms, "
+            f"serial {one.serial * 1e3:.3f} ms"
+        )
+        rows: list[list[Cell]] = [
+            [name.name, 1e3 * seconds, f"{one.speedup(seconds):.2f}x", round(one.reached(seconds))]
+            for name, seconds in one.outcomes
+        ]
+        best = min(range(len(rows)), key=lambda row: one.outcomes[row][1])
+        headers = ("schedule", "ms", "gain", "% of ideal")
+        console.print(table(headers, rows, best=best, width=console.width))
+        for schedule, reason in one.refused:
+            console.print(f"{schedule} is left out: {reason}")
 
 
 def explore_workload(

@@ -4,6 +4,7 @@ from weft.simulate.cluster.ask import ALGORITHMS, Answer, ask, together
 from weft.simulate.cluster.bound import bound
 from weft.simulate.cluster.engine import Kernel, Ran, Task, run
 from weft.simulate.cluster.lowering import Axes, lower
+from weft.simulate.cluster.plans import run_plan
 from weft.simulate.cluster.wiring import Wiring
 
 __all__ = [
@@ -18,5 +19,6 @@ __all__ = [
     "bound",
     "lower",
     "run",
+    "run_plan",
     "together",
 ]
