@@ -104,13 +104,25 @@ def test_workloads_as_json(weft, name: str) -> None:
         (("--workload", "dlrm", "--machine", "mi300"), "named 'mi300' (did you mean mi300x"),
         (("--workload", "dlrm", "--html", "no/p.html"), "there is no folder no"),
         (("--workload", "dlrm", "--nodes", "33"), "33 nodes do not fill leaf switches of 32"),
-        (("--workload", "dlrm", "--machine", "b200", "--nodes", "2"), "2 nodes need a [network]"),
+        (("--m", "64", "--n", "64", "--k", "64", "--nodes", "16"), "up to 64 of them, not 128"),
+        (("--scenarios", "ficco", "--nodes", "2"), "on several nodes, ask about one shape"),
     ],
 )
 def test_bad_calls_end_in_one_sentence(
     refused: Refused, arguments: tuple[str, ...], words: str
 ) -> None:
     assert words in refused("explore", *arguments)
+
+
+def test_a_shape_over_two_nodes(weft) -> None:
+    shape = ("--m", "4096", "--n", "4096", "--k", "1024", "--schedule", "serial,adaptive")
+    done = weft("explore", *shape, "--nodes", "1,2", "--json")
+    one, two = json.loads(done.stdout)
+    assert (one["nodes"], two["nodes"]) == (1, 2)
+    assert two["communication_ms"] > one["communication_ms"]
+    said = weft("explore", *shape, "--nodes", "2").stdout
+    assert "4096x256x1024 bfloat16 on 16 ranks" in said
+    assert "% of ideal" in said
 
 
 def test_a_cluster_without_compute_says_so(refused: Refused, tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from weft.errors import Unsupported
-from weft.machine import load_cluster
+from weft.machine import load, load_cluster
+from weft.machine.cluster import of_machine
 from weft.study.scaling import Point, scale
 from weft.study.workloads import FOLDER, WORKLOADS, load_workload, models
 
@@ -126,6 +127,6 @@ def test_what_does_not_go_round_is_refused() -> None:
     with pytest.raises(Unsupported, match="a cluster has 1 to"):
         points("dlrm", (0,))
     with pytest.raises(Unsupported, match="b200: 2 nodes need a"):
-        scale(load_workload("dlrm"), load_cluster("b200"), (2,))
+        scale(load_workload("dlrm"), of_machine(load("b200")), (2,))
     with pytest.raises(Unsupported, match="has no GEMM rate for fp4"):
         points("dlrm", (1,), dtype="fp4")

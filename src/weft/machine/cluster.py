@@ -18,6 +18,7 @@ from weft.errors import Unsupported, nearest
 from weft.machine.description import Count, Machine, Positive
 from weft.machine.loading import build
 from weft.machine.loading import load as load_machine
+from weft.machine.loading import names as machine_names
 
 _FOLDER = Path(__file__).parent / "clusters"
 MOST_NODES = 1 << 16
@@ -155,14 +156,13 @@ def load_cluster(name_or_path: str | Path) -> Cluster:
         return _read(path)
     if path.suffix == ".toml" or len(path.parts) > 1:
         raise Unsupported(f"There is no cluster file {text}.")
-    try:
+    if text in (*machine_names(), "cpu"):
         return of_machine(load_machine(text))
-    except Unsupported as error:
-        known = cluster_names()
-        raise Unsupported(
-            f"There is no cluster or machine named {text!r}{nearest(text, known)};"
-            f" known clusters are {', '.join(known)}, and any TOML file by its path."
-        ) from error
+    known = cluster_names()
+    raise Unsupported(
+        f"There is no cluster or machine named {text!r}{nearest(text, known)};"
+        f" known clusters are {', '.join(known)}, and any TOML file by its path."
+    )
 
 
 def of_machine(machine: Machine) -> Cluster:
