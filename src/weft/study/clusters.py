@@ -83,10 +83,8 @@ def fairness() -> list[Shared]:
     exchange = ("all_to_all", 8.0 * GIB, "direct")
     return [
         pair("two equal all-to-alls", exchange, exchange),
-        pair(
-            "an all-to-all beside one of a quarter", exchange, ("all_to_all", 2.0 * GIB, "direct")
-        ),
-        pair("an all-to-all beside a direct all-gather", exchange, ("all_gather", GIB, "direct")),
+        pair("all-to-all, one of a quarter", exchange, ("all_to_all", 2.0 * GIB, "direct")),
+        pair("all-to-all, direct all-gather", exchange, ("all_gather", GIB, "direct")),
         pair("two equal all-gathers", ("all_gather", GIB, "direct"), ("all_gather", GIB, "direct")),
     ]
 

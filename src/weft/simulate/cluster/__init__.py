@@ -3,9 +3,9 @@
 from weft.simulate.cluster.ask import ALGORITHMS, Answer, ask, together
 from weft.simulate.cluster.bound import bound
 from weft.simulate.cluster.engine import Kernel, Ran, Task, run
-from weft.simulate.cluster.lowering import Axes, lower
+from weft.simulate.cluster.lowering import lower
 from weft.simulate.cluster.plans import run_plan
-from weft.simulate.cluster.wiring import Wiring
+from weft.simulate.cluster.wiring import Axes, Wiring
 
 __all__ = [
     "ALGORITHMS",

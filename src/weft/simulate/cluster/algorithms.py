@@ -16,7 +16,7 @@ from math import ceil, log2, prod
 
 from weft.errors import Unsupported
 from weft.simulate.cluster.rounds import Move, Round
-from weft.simulate.cluster.wiring import Wiring
+from weft.simulate.cluster.wiring import Axes, Wiring
 
 LEVEL = ("direct", "ring", "one-way", "halving-doubling", "tree")
 """What a single level can do."""
@@ -38,17 +38,14 @@ def over_axis(wiring: Wiring, kind: str, total: float, axis: int, algorithm: str
     return _of_gather(kind, gathering)
 
 
-def flat(
-    wiring: Wiring, kind: str, total: float, axes: tuple[int, ...], algorithm: str
-) -> list[Round]:
+def flat(wiring: Wiring, kind: str, total: float, axes: Axes, algorithm: str) -> list[Round]:
     """Rounds of a collective that treats the ranks along several axes as one long line."""
     wide = tuple(axis for axis in axes if wiring.shape[axis] > 1)
     world = prod(wiring.shape[axis] for axis in wide)
     if world == 1 or total <= 0.0:
         return []
     if algorithm == "direct":
-        moves = tuple(Move(total / world, *at) for at in wiring.shifts(wide))
-        return _of_gather(kind, [Round(moves)], exchange=True)
+        return _of_gather(kind, [_to_all(wiring, wide, total / world)], exchange=True)
     if len(wide) == 1:
         return over_axis(wiring, kind, total, wide[0], algorithm)
     if algorithm in ("ring", "one-way") and kind != "all_to_all":
@@ -78,7 +75,7 @@ def _of_gather(kind: str, gathering: list[Round], exchange: bool = False) -> lis
 def _gather(wiring: Wiring, axis: int, shard: float, algorithm: str) -> list[Round]:
     n = wiring.shape[axis]
     if algorithm == "direct":
-        return [Round(tuple(Move(shard, *at) for at in wiring.shifts((axis,))))]
+        return [_to_all(wiring, (axis,), shard)]
     if algorithm == "one-way" or (algorithm == "ring" and n == 2):
         return [Round((Move(shard, wiring.at(axis, 1)),), n - 1)]
     if algorithm == "ring":
@@ -96,7 +93,7 @@ def _gather(wiring: Wiring, axis: int, shard: float, algorithm: str) -> list[Rou
 def _exchange(wiring: Wiring, axis: int, piece: float, algorithm: str) -> list[Round]:
     n = wiring.shape[axis]
     if algorithm == "direct":
-        return [Round(tuple(Move(piece, *at) for at in wiring.shifts((axis,))))]
+        return [_to_all(wiring, (axis,), piece)]
     if algorithm == "one-way" or (algorithm == "ring" and n == 2):
         # Pieces are passed on until they are there; ever fewer are still under way.
         return [Round((Move(piece * k, wiring.at(axis, 1)),)) for k in range(n - 1, 0, -1)]
@@ -122,7 +119,7 @@ def _tree(wiring: Wiring, axis: int, total: float) -> list[Round]:
     return [Round((Move(size, wiring.at(axis, 1)),), 1, 2.0 * ceil(log2(n)), size / 2.0)]
 
 
-def _long_ring(wiring: Wiring, axes: tuple[int, ...], shard: float, both: bool) -> list[Round]:
+def _long_ring(wiring: Wiring, axes: Axes, shard: float, both: bool) -> list[Round]:
     """Rings through all devices of all nodes, one for every device of a node, so that each enters
     and leaves nodes at a device of its own: of all rings through a device, one crosses the network
     there, and the others go on inside the node."""
@@ -136,6 +133,11 @@ def _long_ring(wiring: Wiring, axes: tuple[int, ...], shard: float, both: bool) 
         moves.append(Move(share * shard * (n - 1) / n, wiring.at(inner, step)))
         moves.append(Move(share * shard / n, tuple(across)))
     return [Round(tuple(moves), world - 1)]
+
+
+def _to_all(wiring: Wiring, axes: Axes, size: float) -> Round:
+    others = prod(wiring.shape[axis] for axis in axes) - 1
+    return Round((Move(size, axes=axes, count=others),))
 
 
 def _both(wiring: Wiring, axis: int, up: float, down: float) -> tuple[Move, ...]:

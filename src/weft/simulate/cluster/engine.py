@@ -189,23 +189,24 @@ class _Engine:
         known = self._templates.get(id(round_))
         if known is not None and known[0] is round_:
             return known[1]
-        found = streams(self._wiring, round_)
         load: dict[Resource, float] = {}
-        drawn: list[dict[Resource, float]] = []
-        for stream in found:
-            drawn.append({})
-            for name, draw in stream.draws.items():
-                resource = self._wiring.resource(name)
-                if resource.capacity < float("inf"):
-                    drawn[-1][resource] = amount = draw * stream.count * stream.size
-                    load[resource] = load.get(resource, 0.0) + amount
+        drawn: list[tuple[float, dict[Resource, float]]] = []
+        for stream in streams(self._wiring, round_):
+            amounts = {
+                resource: amount
+                for name, amount in stream.amounts.items()
+                if (resource := self._wiring.resource(name)).capacity < float("inf")
+            }
+            drawn.append((stream.latency, amounts))
+            for resource, amount in amounts.items():
+                load[resource] = load.get(resource, 0.0) + amount
         busiest = max(load, key=lambda resource: load[resource] / resource.capacity, default=None)
         size = 0.0 if busiest is None else load[busiest]
         template = []
-        for stream, amounts in zip(found, drawn, strict=True):
+        for latency, amounts in drawn:
             draws = tuple((resource, amount / size) for resource, amount in amounts.items())
             cap = min(resource.capacity / draw for resource, draw in draws)
-            template.append((stream.latency, size, cap, draws))
+            template.append((latency, size, cap, draws))
         self._templates[id(round_)] = (round_, template)
         return template
 

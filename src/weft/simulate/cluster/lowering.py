@@ -15,7 +15,7 @@ from weft.errors import Unsupported, nearest
 from weft.simulate.cluster.algorithms import KINDS, LEVEL, flat, over_axis
 from weft.simulate.cluster.engine import Task
 from weft.simulate.cluster.rounds import Round, alone, busy, sent
-from weft.simulate.cluster.wiring import Name, Wiring
+from weft.simulate.cluster.wiring import Axes, Name, Wiring
 
 FLAT = ("direct", "ring", "one-way", "halving-doubling")
 BY_LEVEL = ("hierarchical", "in-order")
@@ -27,9 +27,6 @@ levels that share cards must not starve the one that everything waits for."""
 
 LEAST_SHARE = 0.01
 _LETTERS = "xyzuvw"
-
-Axes = tuple[int, ...]
-"""Axes of a cluster that take part in a collective: 0 is the devices of a node."""
 
 
 @dataclass(frozen=True)

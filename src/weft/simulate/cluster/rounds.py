@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from weft.simulate.cluster.wiring import Draws, Name, Shift, Wiring
+from weft.simulate.cluster.wiring import Axes, Draws, Name, Shift, Wiring
 
 MOST_STEPS = 64
 """A stage of more equal rounds than this is followed in so many steps of several rounds each."""
@@ -18,10 +18,12 @@ MOST_STEPS = 64
 
 @dataclass(frozen=True)
 class Move:
-    """Every rank sends `size` bytes to each of `count` ranks that are reached like `shift`."""
+    """Every rank sends `size` bytes to the rank that is `shift` away, or to each of the `count`
+    others along `axes`."""
 
     size: float
-    shift: Shift
+    shift: Shift = ()
+    axes: Axes = ()
     count: int = 1
 
 
@@ -41,31 +43,31 @@ class Round:
 
 @dataclass(frozen=True)
 class Stream:
-    """`count` flows of a round that are alike: `size` bytes each, after `latency`."""
+    """Flows of a round that are alike: the bytes that they draw from each resource together, from
+    `latency` on."""
 
-    size: float
-    count: int
     latency: float
-    draws: Draws
+    amounts: Draws
 
 
 def streams(wiring: Wiring, round_: Round) -> list[Stream]:
     """The flows of a round, those that are alike as one."""
-    nics = wiring.cluster.nics
-    alike: dict[tuple[float, float, tuple[tuple[Name, float], ...]], int] = {}
+    found: dict[tuple[object, ...], Stream] = {}
     for move in round_.moves:
         if move.size <= 0.0:
             continue
+        ways = wiring.ways(move.shift, move.axes)
         # A card's time for a message is as good as bytes that it could have sent meanwhile.
-        more = nics.message * nics.bandwidth if nics is not None and any(move.shift[1:]) else 0.0
-        for route in wiring.routes(move.shift):
-            draws = tuple(sorted(route.draws.items()))
-            key = (move.size * route.share + more, route.latency, draws)
-            alike[key] = alike.get(key, 0) + move.count
-    return [
-        Stream(size, count, latency * round_.trips, dict(draws))
-        for (size, latency, draws), count in alike.items()
-    ]
+        more = wiring.message_bytes
+        for way in ways:
+            key = (way.latency, *way.per_byte)
+            stream = found.get(key)
+            if stream is None:
+                stream = found[key] = Stream(way.latency * round_.trips, {})
+            for name, draw in way.per_byte.items():
+                amount = move.size * draw + more * way.per_message.get(name, 0.0)
+                stream.amounts[name] = stream.amounts.get(name, 0.0) + amount
+    return list(found.values())
 
 
 def alone(wiring: Wiring, rounds: Sequence[Round]) -> float:
@@ -83,10 +85,9 @@ def busy(wiring: Wiring, rounds: Sequence[Round]) -> dict[Name, float]:
     load: dict[Name, float] = {}
     for round_ in rounds:
         for stream in streams(wiring, round_):
-            amount = round_.repeat * stream.size * stream.count
-            for name, draw in stream.draws.items():
-                capacity = wiring.resource(name).capacity
-                load[name] = load.get(name, 0.0) + draw * amount / capacity
+            for name, amount in stream.amounts.items():
+                seconds = round_.repeat * amount / wiring.resource(name).capacity
+                load[name] = load.get(name, 0.0) + seconds
     return load
 
 

@@ -19,7 +19,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import product
+from functools import lru_cache
+from itertools import product, repeat
 
 from weft.machine import Cluster
 from weft.simulate.sharing import Resource
@@ -32,6 +33,12 @@ Name = tuple[str, int, int]
 
 Draws = dict[Name, float]
 
+Axes = tuple[int, ...]
+"""Axes of a cluster that take part in something: 0 is the devices of a node."""
+
+MOST_WAYS = 64
+"""With more ways than this to all others, those of equal latency go on as one."""
+
 
 @dataclass(frozen=True)
 class Route:
@@ -40,6 +47,15 @@ class Route:
     share: float
     draws: Draws
     latency: float
+
+
+@dataclass(frozen=True)
+class Way:
+    """Routes that are alike: what they draw together for each byte and for each message sent."""
+
+    latency: float
+    per_byte: Draws
+    per_message: Draws
 
 
 class Wiring:
@@ -81,7 +97,7 @@ class Wiring:
         """The rank so far away along one axis."""
         return tuple(distance % size if i == axis else 0 for i, size in enumerate(self.shape))
 
-    def shifts(self, axes: tuple[int, ...]) -> Iterator[tuple[Shift, int]]:
+    def shifts(self, axes: Axes) -> Iterator[tuple[Shift, int]]:
         """All other ranks along some axes, those that are reached alike as one, and how many.
 
         Behind a switch all nodes are reached alike; on cables each has a way of its own.
@@ -118,6 +134,18 @@ class Wiring:
             hops = 3
             base["up", 0, 0] = base["down", 0, 0] = 1.0
         return [Route(1.0, base, latency + hops * network.latency)]
+
+    @property
+    def message_bytes(self) -> float:
+        """What a card could have sent while it deals with one message."""
+        nics = self.cluster.nics
+        return 0.0 if nics is None else nics.message * nics.bandwidth
+
+    def ways(self, shift: Shift, axes: Axes) -> tuple[Way, ...]:
+        """The ways to one rank, or to all others along some axes."""
+        if not axes:
+            return tuple(map(_way, self.routes(shift), repeat(1)))
+        return _everyone(self.cluster, axes)
 
     def is_ring(self, axis: int) -> bool:
         """Whether neighbours along an axis have links of their own, and others are beyond them."""
@@ -174,6 +202,34 @@ class Wiring:
                     for share, step, hops in ways
                 ]
         return found
+
+
+@lru_cache(maxsize=256)
+def _everyone(cluster: Cluster, axes: Axes) -> tuple[Way, ...]:
+    wiring = Wiring(cluster)
+    routed = [(route, n) for shift, n in wiring.shifts(axes) for route in wiring.routes(shift)]
+    few = len({(route.latency, *sorted(route.draws.items())) for route, _ in routed}) <= MOST_WAYS
+    found: dict[tuple[object, ...], Way] = {}
+    for route, count in routed:
+        way = _way(route, count)
+        key = (way.latency, *sorted(route.draws.items())) if few else (way.latency,)
+        known = found.setdefault(key, Way(way.latency, {}, {}))
+        for total, part in (
+            (known.per_byte, way.per_byte),
+            (known.per_message, way.per_message),
+        ):
+            for name, draw in part.items():
+                total[name] = total.get(name, 0.0) + draw
+    return tuple(found.values())
+
+
+def _way(route: Route, count: int) -> Way:
+    """`count` such routes. Only cards deal with messages."""
+    per_byte = {name: draw * route.share * count for name, draw in route.draws.items()}
+    per_message = {
+        name: draw * count for name, draw in route.draws.items() if name[0].startswith("card")
+    }
+    return Way(route.latency, per_byte, per_message)
 
 
 def _ways(distance: int, size: int) -> list[tuple[float, int, int]]:
