@@ -23,7 +23,7 @@ try:
     from weft.triton.launch import Tiles
     from weft.triton.space import Host, Pointers, SymmetricMemory, symmetric_memory
 except ModuleNotFoundError as missing:
-    if missing.name != "triton":
+    if (missing.name or "").split(".")[0] != "triton":
         raise
     raise NotInstalled(
         "weft.triton needs Triton, which is not installed; run: pip install 'weft[triton]'"

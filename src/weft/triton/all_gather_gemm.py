@@ -104,9 +104,8 @@ class AllGatherGemm:
             epoch = self._engines.start(visit, shard, self._calls.done + 1)
             return {"epoch": epoch}, self._engines.end
 
-        options = {"num_warps": self.tiles.warps, "num_stages": self.tiles.stages}
         share = shard if world > 1 else None
-        self._calls.run(prepare, beside=beside, share=share, **options)
+        self._calls.run(prepare, beside=beside, share=share, options=self.tiles.options)
         return results[0]
 
     def check(self) -> None:

@@ -124,7 +124,7 @@ class EmbeddingAllToAll:
                 "BLOCK_D": BLOCK_COLUMNS,
             }
 
-        self._calls.run(prepare, num_warps=4)
+        self._calls.run(prepare, options={"num_warps": 4})
         return self._results[turn][: self.rows]
 
     def check(self) -> None:

@@ -129,7 +129,8 @@ class CopyStreams:
 
     def __init__(self, space: SymmetricMemory) -> None:
         self.space = space
-        self._streams = [torch.cuda.Stream(space.device) for _ in range(space.world)]
+        stream: Any = torch.cuda.Stream
+        self._streams = [stream(space.device) for _ in range(space.world)]
 
     def symmetric_bytes(self, rows: int, columns: int, dtype: torch.dtype) -> int:
         return 2 * aligned(rows * columns * dtype.itemsize) + 2 * aligned(8)

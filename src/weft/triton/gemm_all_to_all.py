@@ -98,8 +98,7 @@ class GemmAllToAll:
                 "PRECISION": "ieee",
             }
 
-        options = {"num_warps": self.tiles.warps, "num_stages": self.tiles.stages}
-        self._calls.run(prepare, (("splits", _said(splits)),), **options)
+        self._calls.run(prepare, (("splits", _said(splits)),), options=self.tiles.options)
         return self._results[turn][: sum(row[me] for row in splits)]
 
     def check(self) -> None:

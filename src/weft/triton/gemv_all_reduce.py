@@ -47,7 +47,7 @@ class GemvAllReduce:
         if batch > MOST_ROWS:
             raise Unsupported(f"x has {batch} rows; this kernel is for up to {MOST_ROWS}")
         self.space, self.batch, self.columns, self.dtype = space, batch, columns, dtype
-        self.tiles = tiles or _tiles(space)
+        self.tiles = tiles or (Tiles.of(space, dtype) if space.device.type == "cpu" else GPU_TILES)
         same = (
             ("batch", batch),
             ("columns", columns),
@@ -109,8 +109,7 @@ class GemvAllReduce:
                 "PRECISION": "ieee",
             }
 
-        options = {"num_warps": self.tiles.warps, "num_stages": self.tiles.stages}
-        self._calls.run(prepare, **options)
+        self._calls.run(prepare, options=self.tiles.options)
         return self._results[turn]
 
     def check(self) -> None:
@@ -118,10 +117,9 @@ class GemvAllReduce:
         self._calls.check()
 
 
-def _tiles(space: Space) -> Tiles:
-    """Narrow blocks of N, so that all compute units read weights; deep ones of K, so that each has
-    many reads under way."""
-    return Tiles(16, 32, 32) if space.device.type == "cpu" else Tiles(16, 32, 128, 4, 3)
+GPU_TILES = Tiles(16, 32, 64, 4, 2)
+"""Narrow blocks of N, so that all compute units read weights, and few registers, so that each holds
+several programs whose reads are under way at once."""
 
 
 def _power_of_two(number: int) -> int:

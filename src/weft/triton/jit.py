@@ -15,7 +15,7 @@ from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
 
-class Kernel(JITFunction):
+class Kernel(JITFunction):  # type: ignore[misc] # Triton comes without types
     """A function of the Triton language that can be compiled and interpreted in one process."""
 
     def __init__(self, function: Callable[..., Any], **options: Any) -> None:

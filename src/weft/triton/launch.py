@@ -7,7 +7,7 @@ that the driver refuses what would not be resident.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +49,11 @@ class Tiles:
         for name, size in (("m", self.m), ("n", self.n), ("k", self.k)):
             if size < 16 or size & (size - 1):
                 raise Unsupported(f"tile {name} must be a power of two from 16 on, not {size}")
+
+    @property
+    def options(self) -> dict[str, int]:
+        """How Triton is told to compile."""
+        return {"num_warps": self.warps, "num_stages": self.stages}
 
     @classmethod
     def of(cls, space: Space, dtype: torch.dtype) -> Tiles:
@@ -103,11 +108,11 @@ class Calls:
         same: Items = (),
         beside: Beside | None = None,
         share: torch.Tensor | None = None,
-        **options: Any,
+        options: Mapping[str, int] | None = None,
     ) -> None:
         """One call. `prepare` gives the kernel's arguments or refuses, which every rank hears that
         can. `beside` starts what runs beside the kernel; it gives further arguments, and how to
-        end it. share: what peers may read meanwhile."""
+        end it. share: what peers may read meanwhile. options: how the kernel is compiled."""
         if self._over is not None:
             raise type(self._over)(
                 f"{self.operation} is over since call {self.done + 1} ({self._over}); "
@@ -123,7 +128,7 @@ class Calls:
             more, end = beside(visit) if beside is not None else ({}, None)
             arguments = {**arguments, **more}
             try:
-                self._launch(visit, arguments, options)
+                self._launch(visit, arguments, dict(options or {}))
             except BaseException as failure:
                 if isinstance(failure, Error):
                     self._over = failure

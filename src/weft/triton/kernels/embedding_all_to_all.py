@@ -50,7 +50,7 @@ def embedding_all_to_all(
     for step in range(world):
         owner = (me + 1 + step) % world
         first_bag = tl.load(firsts + owner)
-        num_bags = tl.load(firsts + owner + 1) - first_bag
+        num_bags = (tl.load(firsts + owner + 1) - first_bag).to(tl.int32)
         blocks = blocks_of(num_bags, BLOCK_B)
         there = peer(out, owner, bases, me)
         sent = 0
@@ -58,7 +58,7 @@ def embedding_all_to_all(
             table = piece // blocks
             rows = piece % blocks * BLOCK_B + tl.arange(0, BLOCK_B)
             live = rows < num_bags
-            bags = offsets + (table * batch + first_bag).to(tl.int64) + rows
+            bags = offsets + tl.cast(table, tl.int64) * batch + first_bag + rows
             begin = tl.load(bags, mask=live, other=0)
             end = tl.load(bags + 1, mask=live, other=0)
             longest = largest(end - begin)
