@@ -124,5 +124,7 @@ class AllGatherGemm:
                 first, count = self._firsts[rank], self._firsts[rank + 1] - self._firsts[rank]
                 begin = first + number * count // self.depth
                 end = first + (number + 1) * count // self.depth
-                chunks.append((begin, end - begin, rank, rank * self.depth + number))
+                # Rows without columns need not be brought: such a chunk is there as one's own is.
+                source = rank if self.inner else me
+                chunks.append((begin, end - begin, source, rank * self.depth + number))
         return chunks

@@ -50,7 +50,7 @@ class Numbers:
 
 
 def gemm_all_to_all(
-    space: Space, case: Case, columns: int = 37, inner: int = 53, most: int = 40
+    space: Space, case: Case, columns: int = 37, inner: int = 35, most: int = 20
 ) -> bool:
     """Other splits at every call, zero among them."""
     world, me = space.world, space.rank
@@ -71,7 +71,7 @@ def gemm_all_to_all(
 
 
 def gemv_all_reduce(
-    space: Space, case: Case, batch: int = 3, columns: int = 101, inner: int = 29
+    space: Space, case: Case, batch: int = 3, columns: int = 101, inner: int = 19
 ) -> bool:
     """Other K on every rank."""
     world, me = space.world, space.rank
@@ -91,7 +91,7 @@ def gemv_all_reduce(
 
 
 def all_gather_gemm(
-    space: Space, case: Case, rows: int = 71, columns: int = 23, inner: int = 19
+    space: Space, case: Case, rows: int = 43, columns: int = 23, inner: int = 19
 ) -> bool:
     """Shards that differ by a row."""
     numbers = Numbers(case, space)
@@ -108,7 +108,7 @@ def all_gather_gemm(
 def embedding_all_to_all(
     space: Space,
     case: Case,
-    batch: int = 37,
+    batch: int = 21,
     widths: Sequence[Sequence[int]] = ((5, 70), (8,), (), (3, 1)),
     height: int = 11,
     mode: str = "sum",
