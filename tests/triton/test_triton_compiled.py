@@ -26,7 +26,7 @@ MATRIX = [
     ("sm_90", "float32"),
     ("gfx942", "float16"),
 ]
-FLAGS = {  # releases and acquires that the source asks for; a compiler may repeat one, never drop it
+FLAGS = {  # releases and acquires in the source; a compiler may repeat one, never drop it
     "embedding_all_to_all": (2, 2),
     "gemv_all_reduce": (2, 4),
     "gemm_all_to_all": (2, 2),

@@ -33,7 +33,7 @@ def refusals():
     hear(gemv, x, w.half() if rank else w)
     good = bool((gemv(x, w) == 6).all())
     gemm = GemmAllToAll(host, 4, 5, 3, torch.float32)
-    hear(gemm, x, w, [[1, 1], [1 + rank, 1]])
+    hear(gemm, x, w, [[1 + rank, 1], [1, 1]])
     hear(gemm, torch.ones(6, 3), w, [[3, 3], [3, 3]])
     table = torch.ones(4, 2)
     lookups = EmbeddingAllToAll(host, [table], 2)
@@ -55,7 +55,7 @@ def test_bad_input_is_one_sentence_on_every_rank(ranks):
         [
             "refused by rank 1: w must have the shape [2, 5], not [3, 5]",
             "refused by rank 1: w is torch.float16, but was said to be torch.float32",
-            "splits is ((1, 1), (1, 1)) on rank 0 and ((1, 1), (2, 1)) on rank 1",
+            "splits is ((1, 1), (1, 1)) on rank 0 and ((2, 1), (1, 1)) on rank 1",
             "would receive 6 rows, but was made for up to 4",
             "refused by rank 1: table 0 has 4 rows, but indices go from 0 to 4",
             "refused by rank 0: offsets must begin with 0, never decrease",
@@ -91,10 +91,11 @@ def stuck(what):
     """Rank 1 stops in the middle of its kernel; what rank 0 says, and after how long."""
     from triton.runtime.interpreter import interpreter_builder
 
-    from weft.triton import GemmAllToAll, Host
+    from weft.triton import GemmAllToAll, Host, Tiles
 
-    op = GemmAllToAll(Host(), 32, 16, 16, torch.float32, grid=3)
-    x, w = torch.ones(32, 16), torch.ones(16, 16)
+    # Two tiles for every owner: the second is the work of program 1.
+    op = GemmAllToAll(Host(), 64, 16, 16, torch.float32, tiles=Tiles(16, 16, 16), grid=3)
+    x, w = torch.ones(64, 16), torch.ones(16, 16)
     op(x, w)
     inner = interpreter_builder.set_grid_idx
 

@@ -63,7 +63,8 @@ class GemvAllReduce:
             world * 8,
         ]
         # All ranks must have the same grid: a block is the work of the same program everywhere.
-        grid = grid or (HOST_PROGRAMS if space.device.type == "cpu" else None)
+        if grid is None and space.device.type == "cpu":
+            grid = HOST_PROGRAMS
         self._calls = Calls(
             device.gemv_all_reduce,
             device.PHASES,
