@@ -188,6 +188,12 @@ NB_MODULE(_native, m) {
                reached.push_back(f.heap().control(rank).counters[index].get() >= call);
              return reached;
            })
+      .def("counters",  // this rank's: value and sleepers of each, for kernels that wait by looking
+           [](nb::object self) {
+             Heap& heap = nb::cast<Fabric&>(self).heap();
+             void* data = heap.control(heap.rank()).counters;
+             return nb::ndarray<nb::numpy, int64_t, nb::ndim<2>>(data, {kMaxCounters, 2}, self);
+           })
       .def("signal",  // the end of a task of this rank's compute; gives the moment before
            [](Fabric& f, uint64_t call, int counter, const std::vector<int>& rings) {
              Heap& heap = f.heap();

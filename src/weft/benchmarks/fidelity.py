@@ -6,8 +6,11 @@
 from __future__ import annotations
 
 from weft.benchmarks import Check, Result
+from weft.report.cluster_doc import cluster_section
 from weft.report.fidelity_doc import documents
 from weft.simulate.cost.fidelity import Summary, compare
+from weft.study.clusters import against_astra_sim
+from weft.study.dlrm_story import tell_dlrm
 from weft.study.ficco import Story, tell
 from weft.study.launch import Report
 from weft.study.predict import fidelity_section
@@ -32,7 +35,13 @@ def run(report: Report) -> Result:
         HEADERS,
         [[_what(s), s.measure, f"{s.value:.3g}", _promised(s)] for s in summaries],
         [check for summary in summaries for check in _checks(summary)],
-        documents(found, story, promises, fidelity_section()),
+        documents(
+            found,
+            story,
+            promises,
+            fidelity_section(),
+            cluster_section(against_astra_sim(), tell_dlrm()),
+        ),
     )
 
 

@@ -8,6 +8,7 @@ import os
 import platform
 import shutil
 from dataclasses import asdict, dataclass
+from typing import Annotated
 
 import typer
 
@@ -31,10 +32,17 @@ def register(app: typer.Typer) -> None:
     app.command()(doctor)
 
 
-def doctor(json: Json = False) -> None:
+def doctor(
+    gpu: Annotated[
+        bool, typer.Option("--gpu", help="Also run the Triton kernels on the GPUs that are here.")
+    ] = False,
+    json: Json = False,
+) -> None:
     """Look at this machine; exits with 1 if something that weft needs does not work."""
     with progress("looking", quiet=json) as report:
         findings = [*_system(), *_packages(), _call(report)]
+        if gpu:
+            findings += _gpu(report)
     broken = [f for f in findings if not f.ok]
     if json:
         print_json({"findings": [asdict(f) for f in findings], "ok": not broken})
@@ -87,6 +95,12 @@ def _packages() -> list[Finding]:
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     remedy = "" if gpu != "none" else "not needed: the host fabric runs on CPUs"
     findings.append(Finding("GPU", gpu, True, remedy))
+    try:
+        from triton import __version__ as triton_version
+
+        findings.append(Finding("triton", triton_version, True))
+    except ImportError:
+        findings.append(Finding("triton", "none", True, "only for weft.triton: weft[triton]"))
     for package, use in (("plotly", "HTML pages"), ("rich", "tables"), ("numpy", "plan checks")):
         present = importlib.util.find_spec(package) is not None
         version = importlib.metadata.version(package) if present else "none"
@@ -115,6 +129,43 @@ def _two_ranks(report: Report) -> bool:
     w = torch.eye(3)
     y = weft.all_gather_matmul(whole.tensor_split(2)[dist.get_rank()], w, schedule="adaptive@dma")
     return bool(torch.equal(y, whole))
+
+
+def _gpu(report: Report) -> list[Finding]:
+    """The Triton kernels on real GPUs, one rank on each, against plain torch."""
+    import torch
+
+    if not torch.cuda.is_available():
+        said = "not run: the kernels are interpreted and compiled here, `weft triton report`"
+        return [Finding("GPU checks", "no GPU here", True, said)]
+    try:
+        from weft.triton.checks import CHECKS
+    except Error as error:
+        return [Finding("GPU checks", "no Triton", False, str(error))]
+    world = min(torch.cuda.device_count(), 8)
+    findings = []
+    for name in CHECKS:
+        what = f"{name}, {world} GPU" + "s" * (world > 1)
+        try:
+            exact = all(launch(world, _on_gpu, name, report=report, pin=False))
+            found, remedy = ("exact", "") if exact else ("a wrong result", "report a bug")
+        except Exception as error:  # a driver or a compiler may raise anything: say what
+            exact, found, remedy = False, "failed", str(error)
+        findings.append(Finding(what, found, exact, remedy))
+    return findings
+
+
+def _on_gpu(report: Report, name: str) -> bool:
+    import torch
+    import torch.distributed as dist
+
+    from weft.triton import symmetric_memory
+    from weft.triton.checks import CHECKS, Case
+    from weft.triton.launch import DTYPES
+
+    torch.cuda.set_device(dist.get_rank())
+    space = symmetric_memory(64 * 2**20)
+    return all(CHECKS[name](space, Case(dtype)) for dtype in DTYPES)
 
 
 def _works(function: object) -> bool:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from weft.cli.console import Json, console, print_json, progress
+from weft.cli.explore_cluster import explore_collective, explore_shape, explore_workload
 from weft.errors import Unsupported, nearest
 from weft.machine import load, names
 from weft.operation import ITEM_BYTES, find
@@ -19,9 +20,11 @@ from weft.report.files import check_target
 from weft.report.terminal import table
 from weft.report.trace import write_trace
 from weft.schedule import Schedule
+from weft.simulate.cluster import ALGORITHMS
 from weft.study.explore import Exploration, Scenario
 from weft.study.explore import explore as simulate
 from weft.study.scenarios import Shape, ficco, from_csv
+from weft.study.workloads import WORKLOADS
 from weft.timeline import Timeline
 
 SETS = {"ficco": ficco}
@@ -82,16 +85,59 @@ def explore(
             "rank 0 under serial, shard-p2p, adaptive and the best schedule."
         ),
     ] = None,
+    collective: Annotated[
+        str | None,
+        typer.Option(help="On a cluster: all_gather, reduce_scatter, all_reduce or all_to_all."),
+    ] = None,
+    size: Annotated[str, typer.Option(help="Of the collective, e.g. 64KiB,256MiB.")] = "256MiB",
+    algorithm: Annotated[
+        str, typer.Option(help=f"{', '.join(ALGORITHMS)}, or e.g. hierarchical:direct+ring.")
+    ] = "auto",
+    chunks: Annotated[
+        int | None, typer.Option(help="Of hierarchical algorithms. [default: the best]", min=1)
+    ] = None,
+    workload: Annotated[
+        str | None, typer.Option(help=f"On a cluster, plain against fused: {', '.join(WORKLOADS)}.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Sizes of the workload, e.g. dlrm-mlperf, or a TOML file.")
+    ] = None,
+    nodes: Annotated[
+        str | None, typer.Option(help="Of the cluster, e.g. 16 or 1,3,5 or 1..128 (doubling).")
+    ] = None,
+    scaling: Annotated[str, typer.Option(help="weak, strong or both.")] = "both",
 ) -> None:
     """Simulate how much overlap gives, under which schedule, and where the time goes.
 
     Sizes are those of the whole product over all ranks: A is M x K with M / world rows on each
     rank, B is K x N with N / world columns on each.
+
+    With --collective, --workload or --nodes, the machine is a cluster: nodes and the network
+    between them, and all of its devices are ranks.
     """
-    described = load(machine)
+    if collective is not None or workload is not None:
+        if any(given is not None for given in (m, n, k, scenarios, shapes)) or (
+            collective is not None and workload is not None
+        ):
+            raise Unsupported("ask about a shape, a --collective or a --workload, one at a time")
+        if workload is not None:
+            explore_workload(machine, workload, model, nodes, scaling, json, html, trace)
+        elif html is not None:
+            raise Unsupported("there is no page of a collective; use --trace or --json")
+        else:
+            explore_collective(
+                machine, str(collective), size, algorithm, chunks, nodes, json, trace
+            )
+        return
+    described = load(machine) if nodes is None else None
     asked = _shapes(m, n, k, scenarios, shapes, dtype)
     find(op)
     wanted = None if schedule == "all" else [Schedule.parse(s) for s in schedule.split(",")]
+    if described is None:
+        if len(asked) > 1 or html is not None or trace is not None:
+            raise Unsupported("on several nodes, ask about one shape, as a table or --json")
+        explore_shape(machine, op, asked[0], wanted, str(nodes), json)
+        return
     for path in (html, trace):
         if path is not None:
             check_target(path)

@@ -1,5 +1,14 @@
 """Machines weft can simulate: TOML descriptions, and the measurements they are checked against."""
 
+from weft.machine.cluster import (
+    Cluster,
+    Inside,
+    Network,
+    Nics,
+    cluster_from_table,
+    cluster_names,
+    load_cluster,
+)
 from weft.machine.description import (
     DTYPES,
     Compute,
@@ -22,22 +31,29 @@ from weft.machine.measurements import measurements
 
 __all__ = [
     "DTYPES",
+    "Cluster",
     "Compute",
     "Cores",
     "Engines",
     "Host",
     "InSwitch",
+    "Inside",
     "Launch",
     "Links",
     "Machine",
     "Measured",
     "Memory",
+    "Network",
+    "Nics",
     "Protocol",
     "Saturation",
     "Tile",
     "Tiling",
+    "cluster_from_table",
+    "cluster_names",
     "from_table",
     "load",
+    "load_cluster",
     "measurements",
     "names",
 ]

@@ -9,13 +9,15 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from weft.errors import Unsupported, nearest
 from weft.machine import host
 from weft.machine.description import DTYPES, Bounds, Machine
 
 _FOLDER = Path(__file__).parent
+
+Kind = TypeVar("Kind")
 
 
 def names() -> list[str]:
@@ -69,6 +71,12 @@ def _read(path: Path) -> Machine:
     return from_table({"name": path.stem, **table}, path.name)
 
 
+def build(kind: type[Kind], table: Mapping[str, Any], where: str) -> Kind:
+    """A frozen description of any kind from nested dictionaries: every key known, every number
+    within its bounds."""
+    return cast(Kind, _build(kind, table, where, ""))
+
+
 def from_table(table: Mapping[str, Any], where: str = "machine") -> Machine:
     """A machine from nested dictionaries, e.g. measured ones, checked as a file would be."""
     machine = _build(Machine, table, where, "")
@@ -98,11 +106,15 @@ def _build(kind: Any, table: Any, where: str, prefix: str) -> Any:
 
 def _value(hint: Any, value: Any, where: str, key: str) -> Any:
     origin, inner = get_origin(hint), get_args(hint)
-    if origin is types.UnionType:  # an optional section that is there
+    if origin in (types.UnionType, Union):  # something optional that is there
         return _value(inner[0], value, where, key)
     if is_dataclass(hint):
         return _build(hint, value, where, key + ".")
     if origin is tuple:
+        if not is_dataclass(inner[0]):
+            if not isinstance(value, list):
+                raise Unsupported(f"{where}: {key} must be a list of numbers.")
+            return tuple(_value(inner[0], one, where, f"{key}[{i}]") for i, one in enumerate(value))
         if not isinstance(value, list):
             raise Unsupported(f"{where}: {key} must be a list of tables.")
         return tuple(_build(inner[0], one, where, f"{key}[{i}].") for i, one in enumerate(value))

@@ -34,7 +34,7 @@ Promises = Sequence[tuple[str, float, str, bool]]
 
 
 def documents(
-    found: Fidelity, story: Story, promises: Promises, host: str | None
+    found: Fidelity, story: Story, promises: Promises, host: str | None, clusters: str = ""
 ) -> dict[str, str]:
     """The text and its plots, by path."""
     plots: dict[str, str] = {}
@@ -81,6 +81,7 @@ def documents(
         "ficco_plot": plot("ficco", "Speedups of the 16 scenarios", ficco_plot(story)),
         **_story(story),
         "host": host or _NO_HOST,
+        "clusters": clusters,
     }
     for name, value in parts.items():
         assert f"<!-- {name} -->" in text, name

@@ -28,7 +28,7 @@ Report = Callable[[float, str], None]
 _PR_SET_PDEATHSIG = 1
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)  # not frozen: pickle sets the fields of an exception that crosses processes
 class RankFailed(Exception):
     """A rank raised something that is not a weft error: a bug, shown with its traceback."""
 

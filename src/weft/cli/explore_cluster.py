@@ -1,0 +1,232 @@
+"""The questions of `weft explore` about clusters: collectives by algorithm, schedules of an
+operation over several nodes, and training steps on ever more of them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from weft.cli.console import console, print_json, progress
+from weft.errors import Unsupported
+from weft.machine import Cluster, load_cluster
+from weft.report.cells import Cell
+from weft.report.files import check_target
+from weft.report.scaling_page import HEADERS, rows_of, summary_of, write_scaling_page
+from weft.report.terminal import table
+from weft.report.trace import write_trace
+from weft.report.units import duration
+from weft.schedule import Schedule
+from weft.simulate.cluster import Answer, ask
+from weft.study.cluster_plans import explore_plans
+from weft.study.scaling import SCALINGS, Scaling, scale
+from weft.study.scenarios import Shape
+from weft.study.workloads import load_workload
+
+_UNITS = {
+    **{"": 1, "B": 1, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9},
+    **{"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30},
+}
+_SIZE = re.compile(r"([0-9]*\.?[0-9]+(?:e[0-9]+)?)\s*([a-zA-Z]*)")
+
+
+def sizes_of(text: str) -> list[float]:
+    """`256MiB`, `1e9`, or several separated by commas."""
+    found = []
+    for part in text.split(","):
+        match = _SIZE.fullmatch(part.strip())
+        if match is None or match[2] not in _UNITS:
+            raise Unsupported(f"{part.strip()!r} is not a size; write e.g. 256MiB, 1GB or 65536")
+        found.append(float(match[1]) * _UNITS[match[2]])
+        if not 0 <= found[-1] <= 1 << 60:
+            raise Unsupported(f"a size must be at most 2^60 bytes, not {part.strip()}")
+    return found
+
+
+def nodes_of(text: str | None, cluster: Cluster) -> list[int]:
+    """`1..128` is every power of two times the first, and the last; `1,3,5` is just those."""
+    if text is None:
+        return [cluster.nodes]
+    found: list[int] = []
+    for part in text.split(","):
+        first, dots, last = part.strip().partition("..")
+        try:
+            low, high = int(first), int(last if dots else first)
+        except ValueError as error:
+            raise Unsupported(
+                f"{part.strip()!r} is not a number of nodes; write e.g. 16, 1,2,4 or 1..128"
+            ) from error
+        if not 1 <= low <= high:
+            raise Unsupported(f"{part.strip()!r} is not a range of nodes from 1 on")
+        count = low
+        while count < high:
+            found.append(count)
+            count *= 2
+        found.append(high)
+    return sorted(set(found))
+
+
+def explore_collective(
+    machine: str,
+    kind: str,
+    size: str,
+    algorithm: str,
+    chunks: int | None,
+    nodes: str | None,
+    json: bool,
+    trace: Path | None,
+) -> None:
+    """How long a collective takes over all devices, by which algorithm, beside the bound."""
+    cluster = load_cluster(machine)
+    asked = [(n, total) for n in nodes_of(nodes, cluster) for total in sizes_of(size)]
+    if trace is not None:
+        check_target(trace)
+    answers: list[list[Answer]] = []
+    with progress(f"simulating {machine}", quiet=json) as report:
+        for number, (count, total) in enumerate(asked):
+            report(number / len(asked), f"{kind} on {count} nodes")
+            answers.append(ask(cluster.with_nodes(count), kind, total, algorithm, chunks))
+    if trace is not None:
+        told = [
+            replace(one.timeline(), title=f"{one.cluster.nodes} nodes {one.algorithm}")
+            for some in answers
+            for one in some
+        ]
+        write_trace(trace, told)
+    if json:
+        print_json({"collective": kind, "cluster": cluster.name, "answers": _json(answers)})
+        return
+    rows: list[list[Cell]] = []
+    for some in answers:
+        for answer in some:
+            rows.append(
+                [
+                    answer.cluster.nodes,
+                    answer.cluster.world,
+                    _bytes(answer.total),
+                    answer.algorithm,
+                    answer.chunks,
+                    duration(answer.seconds),
+                    duration(answer.bound),
+                    f"{answer.over_bound:.2f}x",
+                    answer.bus_bandwidth / 1e9,
+                ]
+            )
+    headers = ("nodes", "devices", "size", "algorithm", "chunks", "time", "bound", "of it", "GB/s")
+    caption = (
+        f"{kind} on {cluster.title}, simulated. Sizes are of the gathered result, a rank's input "
+        "of a reduce-scatter or all-to-all, or the vector of an all-reduce. The bound is what the "
+        "slowest link alone takes; GB/s are bus bandwidth, as nccl-tests counts it."
+    )
+    console.print(table(headers, rows, caption=caption, width=console.width))
+    limits = dict.fromkeys(f"{some[0].slowest} ({some[0].cluster.nodes} nodes)" for some in answers)
+    console.print(f"The bound is set by {', '.join(limits)}.")
+    if trace is not None:
+        console.print(f"trace: {trace} (open it at ui.perfetto.dev)")
+
+
+def explore_shape(
+    machine: str,
+    op: str,
+    shape: Shape,
+    schedules: list[Schedule] | None,
+    nodes: str,
+    json: bool,
+) -> None:
+    """The schedules of an operation over all devices of a cluster."""
+    cluster = load_cluster(machine)
+    found = []
+    with progress(f"simulating {machine}", quiet=json) as report:
+        for count in nodes_of(nodes, cluster):
+            found.append(explore_plans(cluster.with_nodes(count), op, shape, schedules, report))
+    if json:
+        print_json([one.to_json() for one in found])
+        return
+    for one in found:
+        console.print(
+            f"{one.operation.label} = {one.cluster.nodes} nodes\n"
+            f"compute {one.compute * 1e3:.3f} ms, communication {one.communication * 1e3:.3f} ms, "
+            f"serial {one.serial * 1e3:.3f} ms"
+        )
+        rows: list[list[Cell]] = [
+            [name.name, 1e3 * seconds, f"{one.speedup(seconds):.2f}x", round(one.reached(seconds))]
+            for name, seconds in one.outcomes
+        ]
+        best = min(range(len(rows)), key=lambda row: one.outcomes[row][1])
+        headers = ("schedule", "ms", "gain", "% of ideal")
+        console.print(table(headers, rows, best=best, width=console.width))
+        for schedule, reason in one.refused:
+            console.print(f"{schedule} is left out: {reason}")
+
+
+def explore_workload(
+    machine: str,
+    workload: str,
+    model: str | None,
+    nodes: str | None,
+    scaling: str,
+    json: bool,
+    html: Path | None,
+    trace: Path | None,
+) -> None:
+    """A training step on ever more nodes, plain against fused."""
+    found = load_workload(workload, model)
+    cluster = load_cluster(machine)
+    if scaling not in (*SCALINGS, "both"):
+        raise Unsupported(f"scaling is weak, strong or both, not {scaling!r}")
+    for path in (html, trace):
+        if path is not None:
+            check_target(path)
+    counts = nodes_of(nodes, cluster) if nodes is not None else nodes_of("1..128", cluster)
+    wanted = SCALINGS if scaling == "both" else (scaling,)
+    with progress(f"simulating {workload} on {machine}", quiet=json) as report:
+        result = scale(found, cluster, counts, wanted, report)
+        if html is not None:
+            write_scaling_page(html, result)
+        if trace is not None:
+            last = result.points[len(counts) - 1]
+            write_trace(trace, result.timelines(last))
+    if json:
+        print_json(result.to_json())
+        return
+    show_scaling(result)
+    if html is not None:
+        console.print(f"page: {html} (opens offline)")
+    if trace is not None:
+        console.print(f"trace: {trace} (open it at ui.perfetto.dev)")
+
+
+def show_scaling(result: Scaling) -> None:
+    """A table for weak and one for strong scaling."""
+    for scaling in SCALINGS:
+        points = result.of(scaling)
+        if points:
+            title = f"{scaling} scaling: {points[-1].said}"
+            if scaling == "strong":
+                title += f" on {points[-1].nodes} nodes"
+            drawn = table(HEADERS, rows_of(points), title=title, width=console.width)
+            console.print(drawn)
+    console.print(summary_of(result))
+    console.print(f"Sizes and every assumption: {result.workload.path}", soft_wrap=True)
+
+
+def _json(answers: list[list[Answer]]) -> list[dict[str, Any]]:
+    return [
+        {
+            "nodes": some[0].cluster.nodes,
+            "devices": some[0].cluster.world,
+            "size": some[0].total,
+            "bound_us": 1e6 * some[0].bound,
+            "slowest": some[0].slowest,
+            "algorithms": [answer.to_json() for answer in some],
+        }
+        for some in answers
+    ]
+
+
+def _bytes(total: float) -> str:
+    for unit in ("GiB", "MiB", "KiB"):
+        if total >= _UNITS[unit]:
+            return f"{total / _UNITS[unit]:g} {unit}"
+    return f"{total:g} B"

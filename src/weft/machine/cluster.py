@@ -1,0 +1,279 @@
+"""Many equal nodes and the network between them: a TOML file that anyone can write.
+
+A cluster says either which machine its nodes are (`machine = "mi300x"`), or only how the devices of
+a node are joined (`[links]`), which is enough to ask about collectives. Between the nodes are NICs
+and a network. SI units: seconds, bytes per second.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import prod
+from pathlib import Path
+from typing import Any, Literal
+
+from weft.errors import Unsupported, nearest
+from weft.machine.description import Count, Machine, Positive
+from weft.machine.loading import build
+from weft.machine.loading import load as load_machine
+from weft.machine.loading import names as machine_names
+
+_FOLDER = Path(__file__).parent / "clusters"
+MOST_NODES = 1 << 16
+
+
+@dataclass(frozen=True)
+class Inside:
+    """How the devices of one node are joined."""
+
+    devices: Count
+    topology: Literal["mesh", "switch", "ring"]
+    bandwidth: Positive  # one link, one direction; behind a switch, all that leaves a device
+    latency: float = 0.0  # of a link, or of the way through the switch
+    total_bandwidth: Positive | None = None  # a device sends no more over all its links
+
+    @property
+    def out_of_device(self) -> float:
+        """What a device can send at once over all its links."""
+        if self.topology == "switch":
+            whole = self.bandwidth
+        elif self.topology == "mesh":
+            whole = (self.devices - 1) * self.bandwidth
+        else:
+            whole = min(2, self.devices - 1) * self.bandwidth
+        return whole if self.total_bandwidth is None else min(whole, self.total_bandwidth)
+
+
+@dataclass(frozen=True)
+class Nics:
+    """The network cards of a node, shared evenly by its devices."""
+
+    count: Count  # in a node
+    bandwidth: Positive  # one card, one direction
+    latency: float = 0.0  # from memory to memory through two cards, switches and cables aside
+    message: float = 0.0  # a card's own time for each message, however small
+
+
+@dataclass(frozen=True)
+class Network:
+    """What is between the nodes.
+
+    `switch` lets every node send at the rate of its cards. A `fat_tree` has leaf switches with
+    `leaf` nodes each; between leaves there is 1 / `oversubscription` of what nodes can send. In a
+    `ring` or `torus`, nodes have a link to each neighbour, in a `mesh` to every other node.
+    """
+
+    topology: Literal["switch", "fat_tree", "mesh", "ring", "torus"]
+    latency: float = 0.0  # of every hop: a switch, or a link of a mesh, ring or torus
+    bandwidth: Positive | None = None  # one link, one direction: mesh, ring and torus
+    dims: tuple[Count, ...] = ()  # torus: nodes in each direction; otherwise as even as possible
+    dimensions: Count = 2  # torus without dims
+    leaf: Count = 32  # fat tree: nodes below one leaf switch
+    oversubscription: Positive = 1.0  # fat tree
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """`nodes` equal nodes. What one device does stands for all: they are alike."""
+
+    name: str
+    title: str
+    nodes: Count
+    links: Inside
+    nics: Nics | None = None
+    network: Network | None = None
+    machine: Machine | None = None
+    start: float = 0.0  # software: start and end of a library's collective
+    sum_bandwidth: float | None = None  # sums wait for their bytes, at this memory bandwidth
+
+    @property
+    def devices(self) -> int:
+        """Devices in a node."""
+        return self.links.devices
+
+    @property
+    def world(self) -> int:
+        return self.nodes * self.devices
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        """The nodes as a grid whose every axis is a level of the network."""
+        network = self.network
+        if self.nodes == 1 or network is None:
+            return ()
+        if network.topology == "torus":
+            return network.dims or _even(self.nodes, network.dimensions)
+        if network.topology == "fat_tree" and self.nodes > network.leaf:
+            return (network.leaf, self.nodes // network.leaf)
+        return (self.nodes,)
+
+    @property
+    def nic_bandwidth(self) -> float:
+        """What the cards give one device, or more than any link where there are none."""
+        if self.nics is None:
+            return float("inf")
+        return self.nics.count * self.nics.bandwidth / self.devices
+
+    @property
+    def device(self) -> Machine:
+        """The machine of a node, for questions that need compute."""
+        if self.machine is None:
+            raise Unsupported(
+                f"{self.name} says how devices are joined but not what they are; "
+                'give it machine = "mi300x", or another, to simulate compute'
+            )
+        return self.machine
+
+    def with_nodes(self, nodes: int) -> Cluster:
+        """The same cluster with another number of nodes."""
+        if nodes == self.nodes:
+            return self
+        network = self.network
+        if network is not None and network.dims and prod(network.dims) != nodes:
+            network = replace(network, dims=(), dimensions=len(network.dims))
+        found = replace(self, nodes=nodes, network=network)
+        _check(found, self.name)
+        return found
+
+
+def cluster_names() -> list[str]:
+    """Names of the clusters that come with weft."""
+    return sorted(path.stem for path in _FOLDER.glob("*.toml"))
+
+
+def load_cluster(name_or_path: str | Path) -> Cluster:
+    """The cluster of that name, or described by the TOML file at that path.
+
+    A machine without a network (by name or file) is a cluster of one node.
+    """
+    text = str(name_or_path)
+    if text in cluster_names():
+        return _shipped(text)
+    path = Path(name_or_path)
+    if path.is_file():
+        return _read(path)
+    if path.suffix == ".toml" or len(path.parts) > 1:
+        raise Unsupported(f"There is no cluster file {text}.")
+    if text in (*machine_names(), "cpu"):
+        return of_machine(load_machine(text))
+    known = cluster_names()
+    raise Unsupported(
+        f"There is no cluster or machine named {text!r}{nearest(text, known)};"
+        f" known clusters are {', '.join(known)}, and any TOML file by its path."
+    )
+
+
+def of_machine(machine: Machine) -> Cluster:
+    """One node of a machine, with no network."""
+    return Cluster(machine.name, machine.title, 1, _inside(machine), machine=machine)
+
+
+@lru_cache
+def _shipped(name: str) -> Cluster:
+    return _read(_FOLDER / f"{name}.toml")
+
+
+def _read(path: Path) -> Cluster:
+    try:
+        table: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise Unsupported(f"{path.name} is not a TOML file: {error}.") from error
+    if "compute" in table:
+        return of_machine(load_machine(path))
+    beside = path.parent / str(table.get("machine"))
+    if beside.suffix == ".toml" and beside.is_file():  # a node's file, named as seen from this one
+        table["machine"] = str(beside)
+    return cluster_from_table({"name": path.stem, "title": path.stem, **table}, path.name)
+
+
+@dataclass(frozen=True)
+class _File:
+    """What a file may say."""
+
+    name: str
+    title: str
+    nodes: Count
+    machine: str | None = None
+    links: Inside | None = None
+    nics: Nics | None = None
+    network: Network | None = None
+    start: float = 0.0
+    sum_bandwidth: Positive | None = None
+
+
+def cluster_from_table(table: dict[str, Any], where: str = "cluster") -> Cluster:
+    """A cluster from nested dictionaries, checked as a file would be."""
+    told = build(_File, table, where)
+    machine = None if told.machine is None else load_machine(told.machine)
+    if machine is None and told.links is None:
+        raise Unsupported(
+            f"{where}: give machine, or [links] to say how a node's devices are joined."
+        )
+    links = told.links or _inside(machine)  # type: ignore[arg-type]
+    found = Cluster(
+        told.name,
+        told.title,
+        told.nodes,
+        links,
+        told.nics,
+        told.network,
+        machine,
+        told.start,
+        told.sum_bandwidth,
+    )
+    _check(found, where)
+    return found
+
+
+def _inside(machine: Machine) -> Inside:
+    links = machine.links
+    one = links.total_bandwidth if links.topology == "switch" else links.bandwidth
+    return Inside(links.world, links.topology, one, links.latency, links.total_bandwidth)
+
+
+def _check(cluster: Cluster, where: str) -> None:
+    """What no single number can show: sections that need each other."""
+    nodes, network = cluster.nodes, cluster.network
+    if not 1 <= nodes <= MOST_NODES:
+        raise Unsupported(f"{where}: a cluster has 1 to {MOST_NODES} nodes, not {nodes}.")
+    if nodes == 1:
+        return
+    if network is None:
+        raise Unsupported(f"{where}: {nodes} nodes need a [network] between them.")
+    cabled = network.topology in ("mesh", "ring", "torus")
+    if cabled and network.bandwidth is None:
+        raise Unsupported(f"{where}: network.bandwidth of a {network.topology}'s links is missing.")
+    if not cabled and cluster.nics is None:
+        raise Unsupported(f"{where}: a network with switches needs [nics].")
+    if network.topology == "torus" and max(len(network.dims), network.dimensions) > 6:
+        raise Unsupported(f"{where}: a torus has at most 6 dimensions.")
+    if network.topology == "torus" and network.dims and prod(network.dims) != nodes:
+        raise Unsupported(
+            f"{where}: network.dims {list(network.dims)} make {prod(network.dims)} nodes,"
+            f" not {nodes}."
+        )
+    if network.topology == "fat_tree":
+        if network.oversubscription < 1.0:
+            raise Unsupported(f"{where}: network.oversubscription must be at least 1.")
+        if nodes > network.leaf and nodes % network.leaf:
+            raise Unsupported(
+                f"{where}: {nodes} nodes do not fill leaf switches of {network.leaf} each;"
+                " a multiple would."
+            )
+
+
+def _even(nodes: int, dimensions: int) -> tuple[int, ...]:
+    """Factors of the number of nodes, as even as possible, the smallest first."""
+    dims: list[int] = []
+    left = nodes
+    for remaining in range(dimensions, 0, -1):
+        if remaining == 1:
+            dims.append(left)
+            break
+        root = round(left ** (1.0 / remaining))
+        size = next(n for n in range(max(root, 1), 0, -1) if left % n == 0)
+        dims.append(size)
+        left //= size
+    return tuple(sorted(size for size in dims if size > 1)) or (nodes,)

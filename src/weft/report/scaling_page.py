@@ -1,0 +1,239 @@
+"""The page of `weft explore --workload`: a step on ever more nodes, plain against fused."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from weft.report import cells
+from weft.report.figures import Spec
+from weft.report.page import Page
+from weft.report.units import duration
+from weft.study.scaling import SCALINGS, Point, Scaling
+
+HEADERS = (
+    *("nodes", "devices", "plain\nms", "fused\nms", "saves", "slices"),
+    *("exposed\nplain", "exposed\nfused", "effic.\nplain", "effic.\nfused"),
+)
+PLAIN, FUSED, IDEAL = "#d55e00", "#0072b2", "#8a9bab"
+COMPUTING, WAITING, EXPOSED = "#8a9bab", "#c9d0d6", "#e69f00"
+
+
+def rows_of(points: Sequence[Point]) -> list[list[cells.Cell]]:
+    """A row per number of nodes under `HEADERS`; times are milliseconds."""
+    return [
+        [
+            point.nodes,
+            point.world,
+            1e3 * point.plain.seconds,
+            1e3 * point.fused.seconds,
+            f"{100 * point.saving:z.1f} %",
+            "plain" if point.chunks is None else str(point.chunks),
+            1e3 * max(0.0, point.exposed(False)),
+            1e3 * max(0.0, point.exposed(True)),
+            f"{100 * efficiency(points, point, False):.0f} %",
+            f"{100 * efficiency(points, point, True):.0f} %",
+        ]
+        for point in points
+    ]
+
+
+def efficiency(points: Sequence[Point], point: Point, fused: bool) -> float:
+    """Work per device and second against the plain step on the fewest nodes."""
+    first = points[0]
+    seconds = point.fused.seconds if fused else point.plain.seconds
+    return first.plain.seconds / seconds * point.size / first.size
+
+
+def summary_of(result: Scaling) -> str:
+    """What came out, in a sentence or two."""
+    said = []
+    for scaling in SCALINGS:
+        points = result.of(scaling)
+        if points:
+            last, top = points[-1], max(points, key=lambda point: point.saving)
+            said.append(
+                f"{scaling} scaling: {100 * last.saving:.1f} % on {last.nodes} nodes "
+                f"({duration(last.plain.seconds)} to {duration(last.fused.seconds)}), "
+                f"at most {100 * top.saving:.1f} % on {top.nodes}"
+            )
+    title = result.workload.config.title
+    return f"{title} on {result.cluster.title}. Fusing saves, {'; '.join(said)}."
+
+
+def write_scaling_page(path: str | os.PathLike[str], result: Scaling) -> Path:
+    """Writes the page, whole or not at all."""
+    page = Page(f"{result.workload.name} on many nodes, simulated", summary_of(result))
+    facts = {}
+    for scaling in SCALINGS:
+        for point in result.of(scaling)[-1:]:
+            facts[f"{scaling}, {point.nodes} nodes: saves"] = f"{100 * point.saving:.1f} %"
+            facts[f"{scaling}: plain to fused"] = (
+                f"{duration(point.plain.seconds)} → {duration(point.fused.seconds)}"
+            )
+    page.facts(facts)
+    for scaling in SCALINGS:
+        if points := result.of(scaling):
+            _section(page, scaling, points)
+    last = result.points[len(result.of(result.points[0].scaling)) - 1]
+    page.section(
+        f"A step on {last.nodes} nodes",
+        f"{last.scaling} scaling, {last.said}. All devices do the same: rank 0 stands for them. "
+        "Lanes are the compute units, the links inside the node and the network.",
+    )
+    page.timelines(result.timelines(last))
+    page.section("All numbers", "Milliseconds; exposed is communication with idle compute units.")
+    for scaling in SCALINGS:
+        if points := result.of(scaling):
+            page.table(
+                [header.replace("\n", " ") for header in HEADERS],
+                rows_of(points),
+                caption=f"{scaling} scaling",
+            )
+    page.section(
+        "Assumptions", f"From {result.workload.path.name}; a file of your own takes its place."
+    )
+    page.table(["key", "value", "why"], assumptions(result.workload.path))
+    return page.write(path)
+
+
+def assumptions(path: Path) -> list[list[cells.Cell]]:
+    """Keys, values and comments of a TOML file, and its lines of comment."""
+    rows: list[list[cells.Cell]] = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if line.startswith("#"):
+            rows.append(["", "", line.lstrip("# ")])
+        elif match := re.match(r"(\w+) = (.*?)(?:\s+# (.*))?$", line):
+            value = match[2] if len(match[2]) < 60 else match[2][:57] + "..."
+            rows.append([match[1], value, match[3] or ""])
+    return rows
+
+
+def _section(page: Page, scaling: str, points: Sequence[Point]) -> None:
+    text = (
+        f"The batch is shared: {points[0].said} on {points[0].nodes} nodes, "
+        f"{points[-1].said} on {points[-1].nodes}. Ideal halves the time with twice the nodes."
+        if scaling == "strong"
+        else f"Every device has as much to do: {points[-1].said}. Ideal stays as it is on one node."
+    )
+    page.section(f"{scaling.capitalize()} scaling", text)
+    page.legend({"plain": PLAIN, "fused": FUSED, "ideal": IDEAL})
+    page.figure(_times(scaling, points), height=340)
+    page.text("Where the time goes, plain on the left and fused on the right of each pair:")
+    page.legend(
+        {"computing": COMPUTING, "exposed communication": EXPOSED, "waiting otherwise": WAITING}
+    )
+    page.figure(_where(points), height=300, min_width=90 + 52 * len(points))
+
+
+def _times(scaling: str, points: Sequence[Point]) -> Spec:
+    nodes = [point.nodes for point in points]
+    first = points[0]
+    ideal = [
+        1e3 * first.plain.seconds * (first.nodes / n if scaling == "strong" else 1.0) for n in nodes
+    ]
+    arms = (
+        ("plain", PLAIN, [1e3 * point.plain.seconds for point in points]),
+        ("fused", FUSED, [1e3 * point.fused.seconds for point in points]),
+    )
+    said = [f"saves {100 * point.saving:.1f} %" for point in points]
+    data: list[Spec] = [
+        {
+            "type": "scatter",
+            "mode": "lines+markers",
+            "x": nodes,
+            "y": times,
+            "line": {"color": colour, "width": 2.5},
+            "marker": {"size": 8, "color": colour},
+            "customdata": said,
+            "hovertemplate": f"{name} <b>%{{y:.4~g}} ms</b>, %{{customdata}}<extra></extra>",
+        }
+        for name, colour, times in arms
+    ]
+    data.append(
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "x": nodes,
+            "y": ideal,
+            "line": {"color": IDEAL, "width": 1.5, "dash": "dot"},
+            "hovertemplate": "ideal %{y:.4~g} ms<extra></extra>",
+        }
+    )
+    axis: Spec = {"title": {"text": "ms per step"}, "fixedrange": True}
+    axis |= {"type": "log", "dtick": 1} if scaling == "strong" else {"rangemode": "tozero"}
+    return {
+        "data": data,
+        "layout": {
+            "showlegend": False,
+            "dragmode": False,
+            "hovermode": "x unified",
+            "margin": {"l": 8, "r": 14, "t": 14, "b": 44},
+            "xaxis": {
+                "type": "log",
+                "title": {"text": "nodes"},
+                "tickvals": nodes,
+                "ticktext": [str(n) for n in nodes],
+                "fixedrange": True,
+            },
+            "yaxis": axis,
+        },
+    }
+
+
+def _where(points: Sequence[Point]) -> Spec:
+    """Bars of computing, exposed communication and other waiting, as shares of the plain step."""
+    labels = [str(point.nodes) for point in points]
+    data: list[Spec] = []
+    for fused in (False, True):
+        arm = "fused" if fused else "plain"
+        base = [0.0] * len(points)
+        for name, colour in (
+            ("computing", COMPUTING),
+            ("exposed communication", EXPOSED),
+            ("waiting otherwise", WAITING),
+        ):
+            values = [_share(point, fused, name) for point in points]
+            data.append(
+                {
+                    "type": "bar",
+                    "x": labels,
+                    "y": [round(value, 3) for value in values],
+                    "base": [round(value, 3) for value in base],
+                    "offset": 0.02 if fused else -0.38,
+                    "width": 0.36,
+                    "marker": {"color": colour, "opacity": 1.0 if fused else 0.75},
+                    "hovertemplate": f"{arm}, {name} %{{y:.1f}} % of the plain step<extra></extra>",
+                }
+            )
+            base = [at + value for at, value in zip(base, values, strict=True)]
+    return {
+        "data": data,
+        "layout": {
+            "barmode": "overlay",
+            "showlegend": False,
+            "dragmode": False,
+            "margin": {"l": 8, "r": 14, "t": 14, "b": 44},
+            "xaxis": {"type": "category", "title": {"text": "nodes"}, "fixedrange": True},
+            "yaxis": {
+                "title": {"text": "of the plain step"},
+                "ticksuffix": " %",
+                "rangemode": "tozero",
+                "fixedrange": True,
+            },
+        },
+    }
+
+
+def _share(point: Point, fused: bool, name: str) -> float:
+    whole = point.plain.seconds
+    computing = point.compute(fused)
+    exposed = max(0.0, point.exposed(fused))
+    if name == "computing":
+        return 100.0 * computing / whole
+    if name == "exposed communication":
+        return 100.0 * exposed / whole
+    total = point.fused.seconds if fused else whole
+    return max(0.0, 100.0 * (total - computing - exposed) / whole)

@@ -1,0 +1,149 @@
+"""The way in: how long a collective takes on a cluster, by which algorithm, beside the bound."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from weft.errors import Unsupported
+from weft.machine import Cluster
+from weft.simulate.cluster.bound import bound
+from weft.simulate.cluster.engine import Ran, Task, run
+from weft.simulate.cluster.lowering import CHUNKED, FLAT, Algorithm, lower
+from weft.simulate.cluster.wiring import Wiring
+from weft.timeline import Timeline
+
+ALGORITHMS = ("auto", *FLAT, *CHUNKED)
+CHUNKS = (1, 2, 4, 8, 16, 32, 64)
+"""How finely hierarchical algorithms are tried where nobody says it."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A collective on a cluster, by one algorithm."""
+
+    cluster: Cluster
+    kind: str
+    total: float
+    algorithm: str
+    chunks: int
+    ran: Ran
+
+    @property
+    def seconds(self) -> float:
+        return self.ran.seconds
+
+    @property
+    def bound(self) -> float:
+        """Seconds that the slowest link alone would take."""
+        return bound(self.cluster, self.kind, self.total)[0]
+
+    @property
+    def slowest(self) -> str:
+        """The link that sets the bound."""
+        return bound(self.cluster, self.kind, self.total)[1]
+
+    @property
+    def over_bound(self) -> float:
+        """How many times the bound it takes."""
+        return self.seconds / self.bound if self.bound else 1.0
+
+    @property
+    def bus_bandwidth(self) -> float:
+        """Bytes per second that a rank sends or gets, as nccl-tests counts them."""
+        if not self.seconds:
+            return 0.0
+        world = self.cluster.world
+        times = 2.0 if self.kind == "all_reduce" else 1.0
+        return times * self.total * (world - 1) / world / self.seconds
+
+    def timeline(self) -> Timeline:
+        return self.ran.timeline(f"{self.kind} {self.algorithm}")
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "algorithm": self.algorithm,
+            "chunks": self.chunks,
+            "us": 1e6 * self.seconds,
+            "bound_us": 1e6 * self.bound,
+            "over_bound": self.over_bound,
+            "bus_GB_per_s": self.bus_bandwidth / 1e9,
+            "slowest": self.slowest,
+        }
+
+
+def ask(
+    cluster: Cluster, kind: str, total: float, algorithm: str = "auto", chunks: int | None = None
+) -> list[Answer]:
+    """Simulates a collective over all ranks of a cluster; the quickest answer comes first.
+
+    `auto` tries all algorithms, `hierarchical` all numbers of chunks unless one is given. `total`
+    is the gathered result, a rank's input of a reduce-scatter or all-to-all, or the vector of an
+    all-reduce.
+    """
+    wiring = Wiring(cluster)
+    names = _able(wiring, kind) if algorithm == "auto" else [str(Algorithm.parse(algorithm))]
+    found = []
+    for name in names:
+        tries = CHUNKS if chunks is None and _chunked(wiring, name) else (chunks or 1,)
+        answers: list[Answer] = []
+        for n in tries:
+            ran = run(wiring, lower(wiring, kind, total, name, chunks=n))
+            answers.append(Answer(cluster, kind, total, name, n, ran))
+            if len(answers) > 3 and min(answers, key=_seconds) not in answers[-3:]:
+                break  # finer only adds latency
+        found.append(min(answers, key=_seconds))
+    return sorted(found, key=_seconds)
+
+
+def _seconds(answer: Answer) -> float:
+    return answer.seconds
+
+
+def together(cluster: Cluster, asked: Sequence[tuple[str, float, str, int]]) -> list[float]:
+    """When each of several collectives (kind, total, algorithm, chunks) ends, begun at once."""
+    wiring = Wiring(cluster)
+    tasks: list[Task] = []
+    for number, (kind, total, algorithm, chunks) in enumerate(asked):
+        tasks += lower(
+            wiring,
+            kind,
+            total,
+            algorithm,
+            chunks=chunks,
+            name=f"{number} {kind}",
+            first=len(tasks),
+            lanes=f"{number} ",
+        )
+    ran = run(wiring, tasks)
+    return [ran.end_of(f"{number} ") for number in range(len(asked))]
+
+
+def _chunked(wiring: Wiring, name: str) -> bool:
+    levels = sum(size > 1 for size in wiring.shape)
+    return levels > 1 and name.partition(":")[0] in CHUNKED
+
+
+def _able(wiring: Wiring, kind: str) -> list[str]:
+    """The algorithms that can do it here."""
+    levels = [axis for axis, size in enumerate(wiring.shape) if size > 1]
+    names = [*FLAT]
+    if len(levels) > 1:
+        names += ["hierarchical", *(["mixed"] if kind != "all_to_all" else [])]
+    if (
+        kind == "all_reduce"
+        and len(wiring.shape) > 1
+        and not any(wiring.is_ring(axis) for axis in levels if axis)
+    ):
+        names.append("tree")
+    found = []
+    for name in names:
+        try:
+            lower(wiring, kind, 1.0, name, chunks=1)
+        except Unsupported:
+            continue
+        found.append(name)
+    if not found:  # e.g. a kind that does not exist: say why
+        lower(wiring, kind, 1.0, "direct")
+    return found

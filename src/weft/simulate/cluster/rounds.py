@@ -1,0 +1,118 @@
+"""What a collective does, round by round: every rank sends to ranks that are equally far from it.
+
+A round ends when all of its bytes have arrived, and the next one begins. Equal moves are one move
+with a count, and equal rounds one round that repeats, so that a collective of a thousand ranks is
+a handful of objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from weft.simulate.cluster.wiring import Axes, Draws, Name, Shift, Wiring
+
+MOST_STEPS = 64
+"""A stage of more equal rounds than this is followed in so many steps of several rounds each."""
+
+
+@dataclass(frozen=True)
+class Move:
+    """Every rank sends `size` bytes to the rank that is `shift` away, or to each of the `count`
+    others along `axes`."""
+
+    size: float
+    shift: Shift = ()
+    axes: Axes = ()
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class Round:
+    """Moves that go on at once, `repeat` times after each other.
+
+    `trips` is how often the latency is paid in a row (a tree pays it for every level), `summed`
+    the bytes that are added up when they have arrived.
+    """
+
+    moves: tuple[Move, ...]
+    repeat: int = 1
+    trips: float = 1.0
+    summed: float = 0.0
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Flows of a round that are alike: the bytes that they draw from each resource together, from
+    `latency` on."""
+
+    latency: float
+    amounts: Draws
+
+
+def streams(wiring: Wiring, round_: Round) -> list[Stream]:
+    """The flows of a round, those that are alike as one."""
+    found: dict[tuple[object, ...], Stream] = {}
+    for move in round_.moves:
+        if move.size <= 0.0:
+            continue
+        ways = wiring.ways(move.shift, move.axes)
+        # A card's time for a message is as good as bytes that it could have sent meanwhile.
+        more = wiring.message_bytes
+        for way in ways:
+            key = (way.latency, *way.per_byte)
+            stream = found.get(key)
+            if stream is None:
+                stream = found[key] = Stream(way.latency * round_.trips, {})
+            for name, draw in way.per_byte.items():
+                amount = move.size * draw + more * way.per_message.get(name, 0.0)
+                stream.amounts[name] = stream.amounts.get(name, 0.0) + amount
+    return list(found.values())
+
+
+def alone(wiring: Wiring, rounds: Sequence[Round]) -> float:
+    """Seconds of the rounds if nothing else goes on: latency, then the busiest resource."""
+    total = 0.0
+    for round_ in rounds:
+        moving = max(busy(wiring, [replace(round_, repeat=1)]).values(), default=0.0)
+        latency = max((stream.latency for stream in streams(wiring, round_)), default=0.0)
+        total += round_.repeat * (latency + moving + summing(wiring, round_))
+    return total
+
+
+def busy(wiring: Wiring, rounds: Sequence[Round]) -> dict[Name, float]:
+    """For how many seconds the rounds keep every resource busy."""
+    load: dict[Name, float] = {}
+    for round_ in rounds:
+        for stream in streams(wiring, round_):
+            for name, amount in stream.amounts.items():
+                seconds = round_.repeat * amount / wiring.resource(name).capacity
+                load[name] = load.get(name, 0.0) + seconds
+    return load
+
+
+def summing(wiring: Wiring, round_: Round) -> float:
+    """Seconds of adding up what has arrived: two reads and a write of every byte."""
+    rate = wiring.cluster.sum_bandwidth
+    return 0.0 if rate is None else 3.0 * round_.summed / rate
+
+
+def sent(rounds: Sequence[Round]) -> float:
+    """Bytes that a rank sends."""
+    return sum(r.repeat * sum(m.size * m.count for m in r.moves) for r in rounds)
+
+
+def coarse(rounds: Sequence[Round]) -> list[tuple[Round, int]]:
+    """The same rounds in fewer steps: (round, how many of it are one step).
+
+    Steps take as long as their rounds would one after the other; only what else shares the links
+    meanwhile is felt a little later.
+    """
+    found: list[tuple[Round, int]] = []
+    for round_ in rounds:
+        size = -(-round_.repeat // MOST_STEPS)
+        whole, rest = divmod(round_.repeat, size)
+        found.append((replace(round_, repeat=whole), size))
+        if rest:
+            found.append((replace(round_, repeat=1), rest))
+    return found

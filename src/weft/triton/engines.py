@@ -1,0 +1,179 @@
+"""Who moves chunks while a kernel computes: native engines on the host, copy streams on a GPU.
+
+An engine pulls chunks from its peer in order, and after each one sets the chunk's counter to the
+call's epoch. Engines wait for their peers to have entered the call, and for nothing else: never for
+a kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+
+from weft.errors import Unsupported
+from weft.fabric import _native
+from weft.fabric.host import AGAIN, OK
+from weft.triton.space import Host, HostVisit, Region, Space, SymmetricMemory, aligned
+
+Chunk = tuple[int, int, int, int]
+
+
+class Engines(Protocol):
+    """The engines of one operator."""
+
+    counters: torch.Tensor
+    counter_stride: int
+
+    def symmetric_bytes(self, rows: int, columns: int, dtype: torch.dtype) -> int:
+        """Symmetric memory that a shard of at most so many rows takes."""
+
+    def prepare(
+        self,
+        region: Region,
+        gathered: torch.Tensor,
+        rows: int,
+        firsts: Sequence[int],
+        chunks: Sequence[Chunk],
+    ) -> None:
+        """Queues are made once: these chunks, into `gathered`, at every call."""
+
+    def start(self, visit: Any, shard: torch.Tensor, number: int) -> int:
+        """Starts all copies of a call; gives the epoch that counters will show."""
+
+    def end(self, sound: bool) -> None:
+        """Waits until no engine touches a buffer; stops them first if the call is not sound."""
+
+
+def engines_of(space: Space) -> Engines:
+    """The engines that a space has."""
+    if isinstance(space, Host):
+        return HostEngines(space)
+    if isinstance(space, SymmetricMemory):
+        return CopyStreams(space)
+    raise Unsupported(
+        "plain pointers have no copy engines; use weft.triton.Host or weft.triton.symmetric_memory"
+    )
+
+
+class HostEngines:
+    """Native threads, one per peer. Counters are the fabric's, and epochs its calls."""
+
+    counter_stride = 2  # a counter is followed by the number of its sleepers
+
+    def __init__(self, space: Host) -> None:
+        self.fabric = space.fabric
+        self.counters = torch.from_numpy(self.fabric.native.counters())
+        self._program: _native.Program | None = None
+        self._running: _native.Call | None = None
+
+    def symmetric_bytes(self, rows: int, columns: int, dtype: torch.dtype) -> int:
+        return 0  # the fabric stages what is not in its heap
+
+    def prepare(
+        self,
+        region: Region,
+        gathered: torch.Tensor,
+        rows: int,
+        firsts: Sequence[int],
+        chunks: Sequence[Chunk],
+    ) -> None:
+        me, pitch = self.fabric.rank, gathered.shape[1] * gathered.dtype.itemsize
+        self._gathered = gathered
+        if len(chunks) and max(chunk[3] for chunk in chunks) >= _native.MAX_COUNTERS:
+            raise Unsupported(f"more than {_native.MAX_COUNTERS} chunks; use a smaller depth")
+        program, empty = _native.Program(), True
+        for first, count, rank, counter in chunks:
+            if rank == me or count == 0 or pitch == 0:
+                continue
+            source = (rank, 0, (first - firsts[rank]) * pitch, pitch)
+            target = (me, 0, first * pitch, pitch)
+            program.add(rank, counter, False, source, target, count, pitch, [], counter, [])
+            empty = False
+        self._program = None if empty else program
+
+    def start(self, visit: HostVisit, shard: torch.Tensor, number: int) -> int:
+        if self._program is not None:
+            signatures = [proposal.signature for proposal in visit.proposals]
+            self._running = self.fabric.native.launch(
+                self._program,
+                visit.call,
+                self.fabric.deadline_ns(),
+                [self._gathered.data_ptr()],
+                signatures,
+                False,
+            )
+        return visit.call
+
+    def end(self, sound: bool) -> None:
+        running, self._running = self._running, None
+        if running is None:
+            return
+        native = self.fabric.native
+        if not sound:
+            native.cancel(running)
+        outcome = native.finish(running)
+        while outcome[0] == AGAIN:
+            outcome = native.finish(running)
+        if sound and outcome[0] != OK:
+            raise self.fabric.failure(outcome, "triton.all_gather_gemm", "chunks of x")
+
+
+class CopyStreams:
+    """One stream per peer, which the driver gives to a copy engine. The counter is set by a copy as
+    well: of the epoch that the peer keeps beside its shard, pulled after the chunk, so that it
+    takes the same way and needs no compute unit."""
+
+    counter_stride = 1
+
+    def __init__(self, space: SymmetricMemory) -> None:
+        self.space = space
+        stream: Any = torch.cuda.Stream
+        self._streams = [stream(space.device) for _ in range(space.world)]
+
+    def symmetric_bytes(self, rows: int, columns: int, dtype: torch.dtype) -> int:
+        return 2 * aligned(rows * columns * dtype.itemsize) + 2 * aligned(8)
+
+    def prepare(
+        self,
+        region: Region,
+        gathered: torch.Tensor,
+        rows: int,
+        firsts: Sequence[int],
+        chunks: Sequence[Chunk],
+    ) -> None:
+        shape, dtype = (rows, gathered.shape[1]), gathered.dtype
+        self._gathered, self._firsts = gathered, firsts
+        self._chunks = [c for c in chunks if c[1] > 0 and c[2] != self.space.rank]
+        self._stages = [region.carve(shape, dtype) for _ in range(2)]
+        self._epochs = [region.carve((1,), torch.int64) for _ in range(2)]
+        count = max((chunk[3] for chunk in chunks), default=0) + 1
+        self.counters = torch.zeros(count, dtype=torch.int64, device=self.space.device)
+        peer = self.space.peer_tensor
+        world = range(self.space.world)
+        self._peer_stages = [[peer(stage, rank) for rank in world] for stage in self._stages]
+        self._peer_epochs = [[peer(epoch, rank) for rank in world] for epoch in self._epochs]
+
+    def start(self, visit: Any, shard: torch.Tensor, number: int) -> int:
+        turn = number % 2
+        self._stages[turn][: len(shard)].copy_(shard)
+        self._epochs[turn].fill_(number)
+        current = torch.cuda.current_stream(self.space.device)
+        # Every shard is staged, and what the call before last left in this turn's stage is read.
+        self.space.handle.barrier()
+        for first, count, rank, counter in self._chunks:
+            stream = self._streams[rank]
+            stream.wait_stream(current)
+            begin = first - self._firsts[rank]
+            with torch.cuda.stream(stream):
+                chunk = self._peer_stages[turn][rank][begin : begin + count]
+                self._gathered[first : first + count].copy_(chunk, non_blocking=True)
+                epoch = self._peer_epochs[turn][rank]
+                self.counters[counter : counter + 1].copy_(epoch, non_blocking=True)
+        return number
+
+    def end(self, sound: bool) -> None:
+        current = torch.cuda.current_stream(self.space.device)
+        for stream in self._streams:
+            current.wait_stream(stream)

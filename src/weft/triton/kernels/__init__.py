@@ -1,0 +1,1 @@
+"""The kernels themselves, in the Triton language; the files beside this folder launch them."""

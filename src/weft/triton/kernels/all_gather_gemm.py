@@ -1,0 +1,83 @@
+"""All-gather + GEMM in one launch: tiles wait for the chunk they read, which an engine brings."""
+
+from __future__ import annotations
+
+import triton.language as tl
+
+from weft.triton.jit import kernel
+from weft.triton.kernels.tiles import blocks_of, first_turn, tile_product
+from weft.triton.language import wait
+
+PHASES = ("its chunks of x",)
+
+
+@kernel(do_not_specialize=["me", "shard_first", "num_chunks", "epoch", "spins"])
+def all_gather_gemm(
+    shard,  # this rank's rows of x
+    gathered,  # [M, K]: where engines put the rows of all others
+    w,
+    y,  # [M, N]
+    chunks,  # [chunks, 4], as they are expected: first row, rows, rank, counter
+    counters,  # what engines set to the epoch when a chunk is there
+    status,
+    num_chunks,
+    me,
+    shard_first,  # the row of x that this rank's shard begins with
+    N,
+    K,
+    shard_stride,
+    gathered_stride,
+    w_stride_k,
+    w_stride_n,
+    counter_stride,
+    epoch,
+    spins,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    across = blocks_of(N, BLOCK_N)
+    before = 0
+    for chunk in range(num_chunks):
+        first_row = tl.load(chunks + chunk * 4)
+        num_rows = tl.load(chunks + chunk * 4 + 1)
+        rank = tl.load(chunks + chunk * 4 + 2)
+        counter = tl.load(chunks + chunk * 4 + 3)
+        down = blocks_of(num_rows, BLOCK_M)
+        start = first_turn(before)
+        mine = start < down * across
+        there = mine
+        if mine & (rank != me):
+            there = wait(counters + counter * counter_stride, epoch, spins, status, rank, 0)
+        # This rank's own rows are read where they are, the others where the engines put them.
+        x = tl.where(rank == me, shard, gathered)
+        x_stride = tl.where(rank == me, shard_stride, gathered_stride)
+        x_first = tl.where(rank == me, first_row - shard_first, first_row)
+        # Without its rows a chunk has no tiles: nothing is made of what is not there.
+        num_tiles = tl.where(there, down * across, 0)
+        for tile in range(start, num_tiles, tl.num_programs(0)):
+            row = tile % down * BLOCK_M
+            column = tile // down * BLOCK_N
+            sums = tile_product(
+                x,
+                w,
+                x_first + row,
+                column,
+                x_first + num_rows,
+                N,
+                K,
+                x_stride,
+                w_stride_k,
+                w_stride_n,
+                BLOCK_M,
+                BLOCK_N,
+                BLOCK_K,
+                PRECISION,
+            )
+            rows = row + tl.arange(0, BLOCK_M)
+            columns = column + tl.arange(0, BLOCK_N)
+            target = y + (first_row + rows[:, None]).to(tl.int64) * N + columns[None, :]
+            inside = (rows[:, None] < num_rows) & (columns[None, :] < N)
+            tl.store(target, sums.to(y.dtype.element_ty), mask=inside)
+        before += down * across

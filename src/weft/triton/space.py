@@ -1,0 +1,349 @@
+"""Where kernels meet their peers: memory with the same layout on every rank, and a table of bases.
+
+`Host` is weft's heap, shared by the processes of one machine; kernels on it are interpreted.
+`Pointers` is any memory whose bases are known, and `symmetric_memory` makes one from torch's.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from weft import fabric
+from weft.errors import Error, Mismatch, Timeout, Unsupported
+from weft.fabric import HostFabric
+from weft.fabric.host import AGAIN, OK, TIMEOUT
+from weft.run.proposal import Items, Proposal, check_same
+
+ALIGNMENT = 256
+"""Bytes to which regions and the parts of a region are aligned; `peer` promises 16 of it."""
+
+Exchange = Callable[[str], Sequence[str]]
+"""Gives every rank what all ranks said, in the order of ranks."""
+
+
+@dataclass
+class Region:
+    """A block that every rank has at its own base. `carve` gives this rank's tensors in it; ranks
+    that carve the same shapes in the same order get the same layout."""
+
+    memory: torch.Tensor
+    bases: torch.Tensor
+    used: int = 0
+
+    def carve(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        size = math.prod(shape) * dtype.itemsize
+        part = self.memory[self.used : self.used + size]
+        assert part.numel() == size, "the region was made too small"
+        self.used += aligned(size)
+        return part.view(dtype).view(tuple(shape))
+
+
+def aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+class Visit(Protocol):
+    """A call under way: how long its waits may last, and what became of them."""
+
+    def go_on(self) -> bool:
+        """Whether an interpreted wait may look again."""
+
+    def failure(self, doing: str, waiting_for: str) -> Error:
+        """The error for a wait that gave up."""
+
+
+class Space(Protocol):
+    """Symmetric memory of a group of ranks."""
+
+    rank: int
+    world: int
+    device: torch.device
+    deadline: float
+
+    def allocate(
+        self, operation: str, size: int, same: Items, own: Items
+    ) -> tuple[Region, list[Proposal]]:
+        """A zeroed region on every rank, made by all ranks together, and what each proposed."""
+
+    def say(self, operation: str, same: Items, own: Items, error: Error | None) -> list[Proposal]:
+        """What all ranks say; raises on all of them if one refuses."""
+
+    def visit(
+        self, operation: str, same: Items, error: Error | None, share: torch.Tensor | None
+    ) -> AbstractContextManager[Visit]:
+        """A context for one call of an operation; raises on all ranks, where they can tell, that
+        one refuses or means another call. share: what peers may read in this call."""
+
+    def look(self, operation: str) -> AbstractContextManager[Visit]:
+        """A context for looking at what became of calls before."""
+
+    def least(self, number: int) -> int:
+        """The least of what all ranks say."""
+
+
+class Host:
+    """weft's shared heap of a group on one machine. Ranks compare what they mean at every call, as
+    all of weft's operators do, and a peer that dies is named."""
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        self.fabric: HostFabric = fabric.of(group)
+        self.rank, self.world = self.fabric.rank, self.fabric.world
+        self.device = torch.device("cpu")
+        self._blocks: list[Any] = []
+
+    @property
+    def deadline(self) -> float:
+        return self.fabric.deadline
+
+    def allocate(
+        self, operation: str, size: int, same: Items, own: Items
+    ) -> tuple[Region, list[Proposal]]:
+        error = None
+        block = None
+        try:
+            block = self.fabric._allocate(aligned(max(size, 1)))
+        except Error as failure:
+            error = failure
+        with self._call(operation, same, own, error, block=block) as visit:
+            assert block is not None
+            native = self.fabric.native
+            bases = [native.peer_pointer(visit.call, r, 0) for r in range(self.world)]
+        memory = torch.from_numpy(block.array())
+        return Region(memory, torch.tensor(bases, dtype=torch.int64)), visit.proposals
+
+    def say(self, operation: str, same: Items, own: Items, error: Error | None) -> list[Proposal]:
+        with self._call(operation, same, own, error) as visit:
+            return visit.proposals
+
+    @contextmanager
+    def visit(
+        self, operation: str, same: Items, error: Error | None, share: torch.Tensor | None
+    ) -> Iterator[HostVisit]:
+        with self._call(operation, same, (), error, share) as visit:
+            yield visit
+
+    @contextmanager
+    def look(self, operation: str) -> Iterator[HostVisit]:
+        yield HostVisit(self.fabric, self.fabric.call, [])
+
+    def least(self, number: int) -> int:
+        return number  # the interpreted grid is a constant, or was compared when it was given
+
+    @contextmanager
+    def _call(
+        self,
+        operation: str,
+        same: Items,
+        own: Items,
+        error: Error | None,
+        share: torch.Tensor | None = None,
+        block: Any = None,
+    ) -> Iterator[HostVisit]:
+        """One call of the fabric: all ranks enter and say what they mean before it goes on."""
+        with self.fabric.lock:
+            call = self.fabric.next_call()
+            try:
+                said = Proposal(operation, same, own, str(error)[:600] if error else "")
+                offsets = [block.offset] if block is not None else []
+                in_place = False
+                if share is not None and error is None:
+                    offset, in_place = self.fabric.share(share)
+                    offsets.append(offset)
+                self.fabric.native.enter(call, said.signature, offsets, said.blob)
+                until = self.fabric.deadline_ns()
+                self.fabric.wait(
+                    lambda: self.fabric.native.agree(call, [], until),
+                    operation,
+                    "all ranks to enter the call",
+                )
+                heard = [
+                    Proposal.read(self.fabric.native.header(call, r)) for r in range(self.world)
+                ]
+                if error is not None and self.world == 1:
+                    raise error
+                check_same(heard, call)
+                yield HostVisit(self.fabric, call, heard)
+                outcome = self.fabric.native.done(call)
+                if outcome[0] != OK:
+                    raise self.fabric.failure(outcome, operation, "its end")
+                if in_place:  # the caller may write what it shared as soon as the call returns
+                    self.fabric.wait(
+                        lambda: self.fabric.native.wait_released(call, until),
+                        operation,
+                        "peers to finish reading this rank's symmetric memory",
+                    )
+            except BaseException as failure:
+                if not isinstance(failure, Error):
+                    self.fabric.give_up(Error(f"rank {self.rank} was interrupted"))
+                self.fabric.native.done(call)
+                raise
+
+
+@dataclass
+class HostVisit:
+    """One call of the host fabric."""
+
+    fabric: HostFabric
+    call: int
+    proposals: list[Proposal]
+    until: float = field(init=False)
+    outcome: tuple[int, int] = (OK, -1)
+    looked: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.until = time.monotonic() + self.fabric.deadline
+
+    def go_on(self) -> bool:
+        now = time.monotonic()
+        if now > self.until:
+            self.outcome = (TIMEOUT, -1)
+        elif now - self.looked > LOOK:
+            self.looked = now
+            # With a deadline that is over this only looks: all done, still at it, or lost.
+            outcome = self.fabric.native.wait_released(self.call, 0)
+            if outcome[0] not in (OK, AGAIN, TIMEOUT):
+                self.outcome = outcome
+        return self.outcome[0] == OK
+
+    def failure(self, doing: str, waiting_for: str) -> Error:
+        outcome = self.outcome if self.outcome[0] != OK else (TIMEOUT, -1)
+        return self.fabric.failure(outcome, doing, waiting_for)
+
+
+LOOK = 0.05
+"""Seconds between two looks after the peers."""
+
+
+class Pointers:
+    """Memory whose bases on all ranks are known: `memory` (uint8, zeroed) is this rank's part, and
+    `bases` are the addresses of all parts in this process. Regions are carved off its front."""
+
+    def __init__(
+        self,
+        memory: torch.Tensor,
+        bases: Sequence[int],
+        rank: int,
+        exchange: Exchange,
+        deadline: float = 60.0,
+    ) -> None:
+        if memory.dtype != torch.uint8 or memory.dim() != 1 or not memory.is_contiguous():
+            raise Unsupported("memory must be a contiguous tensor of bytes (torch.uint8)")
+        if not 0 <= rank < len(bases) or bases[rank] != memory.data_ptr():
+            raise Unsupported(f"bases[{rank}] must be the address of this rank's own memory")
+        if any(base % ALIGNMENT for base in bases):
+            raise Unsupported(f"every base must be a multiple of {ALIGNMENT} bytes")
+        self.memory, self.rank, self.world = memory, rank, len(bases)
+        self.device, self.deadline = memory.device, deadline
+        self._bases = torch.tensor(bases, dtype=torch.int64)
+        self._exchange = exchange
+        self._used = 0
+
+    def allocate(
+        self, operation: str, size: int, same: Items, own: Items
+    ) -> tuple[Region, list[Proposal]]:
+        size = aligned(max(size, 1))
+        left = self.memory.numel() - self._used
+        error: Error | None = None
+        if size > left:
+            error = Unsupported(f"it needs {size} bytes of symmetric memory, and {left} are left")
+        heard = self.say(operation, (*same, ("region", self._used)), own, error)
+        memory = self.memory[self._used : self._used + size]
+        bases = (self._bases + self._used).to(self.device)
+        self._used += size
+        return Region(memory, bases), heard
+
+    def say(self, operation: str, same: Items, own: Items, error: Error | None) -> list[Proposal]:
+        said = Proposal(operation, same, own, str(error)[:600] if error else "")
+        heard = [Proposal.read(blob.encode()) for blob in self._exchange(said.blob.decode())]
+        if len(heard) != self.world:
+            raise Mismatch(f"{len(heard)} ranks answered, but there are {self.world} bases")
+        check_same(heard, 0)
+        return heard
+
+    @contextmanager
+    def visit(
+        self, operation: str, same: Items, error: Error | None, share: torch.Tensor | None
+    ) -> Iterator[PointersVisit]:
+        # There is no fabric to tell the peers through: they learn it by their deadline.
+        if error is not None:
+            raise error
+        yield PointersVisit(self.rank, self.deadline)
+
+    @contextmanager
+    def look(self, operation: str) -> Iterator[PointersVisit]:
+        yield PointersVisit(self.rank, self.deadline)
+
+    def least(self, number: int) -> int:
+        return min(int(said) for said in self._exchange(str(number)))
+
+
+@dataclass
+class PointersVisit:
+    """One call on memory that knows nothing of its ranks: only time can end a wait."""
+
+    rank: int
+    deadline: float
+    until: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.until = time.monotonic() + self.deadline
+
+    def go_on(self) -> bool:
+        return time.monotonic() < self.until
+
+    def failure(self, doing: str, waiting_for: str) -> Error:
+        return Timeout(
+            f"rank {self.rank} waited {self.deadline:g} s in {doing} for {waiting_for}; see what "
+            "that rank is doing, or allow more with a longer deadline"
+        )
+
+
+class SymmetricMemory(Pointers):
+    """torch's symmetric memory on CUDA or ROCm, with what only torch's handle of it can do."""
+
+    def __init__(
+        self, memory: torch.Tensor, handle: Any, rank: int, exchange: Exchange, deadline: float
+    ) -> None:
+        super().__init__(memory, list(handle.buffer_ptrs), rank, exchange, deadline)
+        self.handle = handle
+
+    def peer_tensor(self, tensor: torch.Tensor, rank: int) -> torch.Tensor:
+        """The same tensor of another rank."""
+        offset = tensor.data_ptr() - self.memory.data_ptr()
+        shape, dtype = tuple(tensor.shape), tensor.dtype
+        found: torch.Tensor = self.handle.get_buffer(rank, shape, dtype, offset // dtype.itemsize)
+        return found
+
+
+def symmetric_memory(
+    size: int, group: dist.ProcessGroup | None = None, deadline: float = 60.0
+) -> SymmetricMemory:
+    """`size` bytes of torch's symmetric memory on the current CUDA or ROCm device, for the kernels
+    of this group; made by all ranks together."""
+    if not torch.cuda.is_available():
+        raise Unsupported("torch's symmetric memory needs a GPU; use weft.triton.Host without one")
+    import torch.distributed._symmetric_memory as symm_mem
+
+    group = group if group is not None else dist.group.WORLD
+    assert group is not None
+    device = torch.device("cuda", torch.cuda.current_device())
+    memory = symm_mem.empty(size, dtype=torch.uint8, device=device)
+    handle = symm_mem.rendezvous(memory, group)
+    memory.zero_()
+    torch.cuda.synchronize(device)
+
+    def exchange(said: str) -> list[str]:
+        heard: list[Any] = [None] * dist.get_world_size(group)
+        dist.all_gather_object(heard, said, group=group)
+        return heard
+
+    exchange("zeroed")  # nobody signals into memory that is still being zeroed
+    return SymmetricMemory(memory, handle, dist.get_rank(group), exchange, deadline)
