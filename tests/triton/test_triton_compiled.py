@@ -174,3 +174,13 @@ def test_on_the_gpus_that_are_here(name):
 def test_tiles_are_what_a_launch_has():
     assert ahead.default_tiles("gemm_all_to_all", "gfx942", torch.float32) == Tiles(k=32)
     assert ahead.default_tiles("gemm_all_to_all", "sm_90", torch.float16) == Tiles(k=64)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_doctor_says_that_there_is_no_gpu():
+    from weft.cli.doctor import _gpu
+
+    (finding,) = _gpu(lambda share, text: None)
+    assert finding.ok
+    assert finding.found == "no GPU here"
+    assert "not run" in finding.remedy
