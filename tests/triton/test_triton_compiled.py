@@ -1,7 +1,7 @@
 """Compiled for GPUs that are not here: the code has what correctness needs, and fits.
 
-Every kernel is compiled for every target in bfloat16, in float32 for NVIDIA's sm_90 and in float16
-for AMD's gfx942; `weft triton report` does the whole matrix.
+Every kernel is compiled for every target in bfloat16, in float32 for gfx942 and in float16 for
+gfx950; `weft triton report` does the whole matrix.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from weft.triton.residency import Resources, programs_per_unit, unit_of
 
 MATRIX = [
     *[(target, "bfloat16") for target in ahead.TARGETS],
-    ("sm_90", "float32"),
-    ("gfx942", "float16"),
+    ("gfx942", "float32"),
+    ("gfx950", "float16"),
 ]
 FLAGS = {  # releases and acquires in the source; a compiler may repeat one, never drop it
     "embedding_all_to_all": (2, 2),
