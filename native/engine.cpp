@@ -212,6 +212,8 @@ Outcome Engine::run_commands(Call& call) {
   Heap& heap = fabric_.heap();
   Outcome outcome = fabric_.agree(call.number, call.signatures, call.deadline, &call.cancel);
   if (outcome.code != Code::ok) return outcome;
+  // Nothing of a call was on a link before all ranks were in it, however near the last call was.
+  free_at_ = std::max(free_at_, now_ns());
   for (const Command& command : call.program->lanes.at(peer_)) {
     int64_t not_before = free_at_;
     for (const Wait& wait : command.waits) {

@@ -4,9 +4,21 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
+import tempfile
 
 import pytest
 from ranks import Pool, Pools
+
+# What weft keeps about this machine is the user's: tests, and ranks they start, have a place of
+# their own, and choose by the default description of a host unless they say otherwise.
+_CACHE = tempfile.mkdtemp(prefix="weft-tests-")
+os.environ["XDG_CACHE_HOME"] = _CACHE
+os.environ["WEFT_CALIBRATE"] = "0"
+
+
+def pytest_unconfigure() -> None:
+    shutil.rmtree(_CACHE, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,9 @@ from weft.ops.matmul_reduce_scatter import matmul_reduce_scatter
 from weft.run.explain import Explanation, explain
 from weft.run.record import Recording, record
 from weft.schedule import Schedule
+from weft.select import host as _host
+from weft.select.auto import of as _auto_of
+from weft.select.tune import tune
 from weft.timeline import Span, Timeline
 
 if TYPE_CHECKING:
@@ -24,6 +28,8 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
     from weft import nn
+    from weft.fabric import HostFabric
+    from weft.machine import Machine
     from weft.nn import compile, symm_mem_compat
 
 
@@ -33,6 +39,22 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'weft' has no attribute {name!r}")
     module = importlib.import_module("weft.nn")
     return module if name == "nn" else getattr(module, name)
+
+
+def _calibrate(fabric: HostFabric) -> Machine:
+    """Describes this machine with the ranks of a group, quickly, and keeps it for later."""
+    from weft.study.calibrate import QUICK, here, keep
+
+    machine = here(fabric, QUICK)
+    if fabric.rank == 0:
+        try:
+            keep(machine, QUICK)
+        except Error as error:
+            warnings.warn(f"the calibration cannot be kept: {error}", stacklevel=2)
+    return machine
+
+
+_host.calibrator = _calibrate
 
 
 def symmetric_empty(
@@ -55,9 +77,12 @@ def configure(
     group: dist.ProcessGroup | None = None,
     deadline: float | None = None,
     link: str | Link | None = None,
+    select: str | None = None,
 ) -> None:
     """Sets, on this rank of a group, how long a wait may take (seconds) and how fast links are
-    (`"memory"`, a rate such as `"0.1GB/s"`, or a `Link`). Set the same link on every rank."""
+    (`"memory"`, a rate such as `"0.1GB/s"`, or a `Link`). Set the same link on every rank. select:
+    what chooses for `schedule="auto"`: `"auto"` (a tuned result, else the heuristic),
+    `"heuristic"`, or `"model"`, which simulates; what rank 0 has set counts."""
     fabric = _fabric_of(group)
     if deadline is not None:
         if not deadline > 0:
@@ -65,6 +90,8 @@ def configure(
         fabric.deadline = float(deadline)
     if link is not None:
         fabric.set_link(Link.parse(link) if isinstance(link, str) else link)
+    if select is not None:
+        _auto_of(fabric).set_mode(select)
 
 
 __all__ = [
@@ -92,4 +119,5 @@ __all__ = [
     "record",
     "symm_mem_compat",
     "symmetric_empty",
+    "tune",
 ]

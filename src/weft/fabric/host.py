@@ -68,6 +68,7 @@ class HostFabric:
         self.call = 0
         self.broken: Error | None = None
         self.runners: dict[Any, Any] = {}
+        self.chosen: Any = None  # what `weft.select` remembers of this group
         self._stage: list[_native.Block | None] = [None, None]
         self._shared: dict[tuple[str, int], Shared] = {}
         self._workspace = torch.empty(0, dtype=torch.uint8)
@@ -270,6 +271,9 @@ class HostFabric:
         self.broken = self.broken or Error("the group was closed")
         self.native.leave()
         self.runners.clear()
+        # It refers to this fabric: kept, the circle would hold the process group until the
+        # interpreter ends, which is too late to destroy it.
+        self.chosen = None
         self._stage = [None, None]
         self._shared.clear()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 import torch
 import torch.distributed as dist
@@ -21,12 +21,14 @@ from weft.ops.common import (
     check_group_rank,
     check_operands,
     check_out,
-    choose,
+    chosen_item,
+    decide,
     define,
     dispatched,
     dtype_name,
     group_name,
     num_rows,
+    requested,
     resized,
     resolve_group,
 )
@@ -141,14 +143,21 @@ def _run(
 ) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
     fabric = fabrics.of(group)
     try:
-        chosen, why = choose(fabric, schedule)
+        decision = requested(schedule)
         check_operands("x_shard", x_shard, weights)
         gather_dim = check_dim("gather_dim", gather_dim, x_shard)
         x, inner = as_rows(x_shard, gather_dim)
         x = x.contiguous()
         if outs is not None:
             _check_outs(outs, weights, x_shard)
-        proposal = _propose(fabric, x, weights, inner, chosen, return_gathered, shard_rows, outs)
+        sizes = _sizes(fabric, x, weights, inner, return_gathered, shard_rows, outs)
+    except Exception as error:
+        refuse(fabric, NAME, error)
+        raise
+    if decision is None:
+        decision = decide(fabric, NAME, sizes, lambda: _expected(sizes, fabric.world))
+    try:
+        proposal = _proposal(sizes, decision.said, decision.told)
     except Exception as error:
         refuse(fabric, NAME, error)
         raise
@@ -164,54 +173,75 @@ def _run(
             made["gathered"] = x.new_empty(operation.m, operation.k)
         return made
 
-    results = carry_out(fabric, proposal, chosen, why, inputs, ("x",), _combine, outputs)
+    results = carry_out(
+        fabric,
+        proposal,
+        decision.schedule,
+        decision.why,
+        inputs,
+        ("x",),
+        _combine,
+        outputs,
+        observe=decision.observe,
+    )
     gathered = as_shaped(results["gathered"], x_shard, gather_dim) if return_gathered else None
     if outs is not None:
         return gathered, outs
     return gathered, [as_shaped(results[f"y{i}"], x_shard, gather_dim) for i in range(len(weights))]
 
 
-def _propose(
+class _Sizes(NamedTuple):
+    """All that a call's plan depends on, as this rank sees it."""
+
+    rows: int
+    columns: tuple[int, ...]
+    out_rows: tuple[int, ...] | None
+    k: int
+    dtype: torch.dtype
+    gathered: bool
+    inner: tuple[int, ...]
+    declared: tuple[int, ...] | None
+
+
+def _sizes(
     fabric: HostFabric,
     x: torch.Tensor,
     weights: list[torch.Tensor],
     inner: tuple[int, ...],
-    schedule: Schedule,
     gathered: bool,
     shard_rows: Sequence[int] | None,
     outs: list[torch.Tensor] | None,
-) -> Proposal:
+) -> _Sizes:
     rows_of_one = num_rows(inner)
     declared = None if shard_rows is None else tuple(int(n) * rows_of_one for n in shard_rows)
     if declared is not None:
         check_group_rank("shard_rows", declared, fabric.world, fabric.rank, x.shape[0])
     columns = tuple(w.shape[1] for w in weights)
     out_rows = None if outs is None else tuple(out.shape[0] for out in outs)
-    sizes = (x.shape[0], columns, out_rows)
-    return _proposal(sizes, x.shape[1], x.dtype, schedule, gathered, inner, declared)
+    return _Sizes(x.shape[0], columns, out_rows, x.shape[1], x.dtype, gathered, inner, declared)
+
+
+def _expected(sizes: _Sizes, world: int) -> AllGatherMatmul:
+    """The operation if peers have the sizes of this rank: near enough to choose a schedule by."""
+    # A size that the caller leaves open (below 0) may be any; this rank's is the best guess.
+    rows = tuple(n if n >= 0 else sizes.rows for n in sizes.declared or (sizes.rows,) * world)
+    columns = (sizes.columns,) * world
+    return AllGatherMatmul(rows, columns, sizes.k, dtype_name(sizes.dtype), sizes.gathered)
 
 
 @lru_cache(maxsize=4096)
-def _proposal(
-    sizes: tuple[int, tuple[int, ...], tuple[int, ...] | None],
-    k: int,
-    dtype: torch.dtype,
-    schedule: Schedule,
-    gathered: bool,
-    inner: tuple[int, ...],
-    declared: tuple[int, ...] | None,
-) -> Proposal:
-    rows, columns, out_rows = sizes
+def _proposal(sizes: _Sizes, schedule: str, told: tuple[str, str] | None) -> Proposal:
     same = (
-        ("K", k),
-        ("dtype", dtype_name(dtype)),
-        ("the number of w", len(columns)),
-        ("the schedule", str(schedule)),
-        ("return_gathered", gathered),
-        (BESIDE, inner),
-        ("shard_rows", declared),
+        ("K", sizes.k),
+        ("dtype", dtype_name(sizes.dtype)),
+        ("the number of w", len(sizes.columns)),
+        ("the schedule", schedule),
+        ("return_gathered", sizes.gathered),
+        (BESIDE, sizes.inner),
+        ("shard_rows", sizes.declared),
     )
-    return Proposal(NAME, same, (("rows", rows), ("columns", columns), ("out", out_rows))).checked()
+    own = (("rows", sizes.rows), ("columns", sizes.columns), ("out", sizes.out_rows))
+    return Proposal(NAME, same, (*own, *chosen_item(told))).checked()
 
 
 def _combine(proposals: Sequence[Proposal]) -> AllGatherMatmul:

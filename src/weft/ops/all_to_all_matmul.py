@@ -13,16 +13,19 @@ from weft.ops import gather_contract as _gather_contract  # noqa: F401 - its ope
 from weft.ops.common import (
     as_rows,
     as_shaped,
+    bucket_of,
     check_operands,
     check_out,
     check_splits,
-    choose,
+    chosen_item,
+    decide,
     define,
     dispatched,
     dtype_name,
     group_name,
     match_splits,
     num_rows,
+    requested,
     resized,
     resolve_group,
 )
@@ -98,7 +101,7 @@ def _run(
 ) -> tuple[torch.Tensor | None, torch.Tensor]:
     fabric = fabrics.of(group)
     try:
-        chosen, why = choose(fabric, schedule)
+        decision = requested(schedule)
         check_operands("x", x, [w])
         rows, inner = as_rows(x, 0)
         one = num_rows(inner)
@@ -107,14 +110,25 @@ def _run(
         m, n = sum(taken), w.shape[1]
         if out is not None:
             check_out("out", out, x, [w], n, m)
+        k, dtype = rows.shape[1], dtype_name(x.dtype)
+    except Exception as error:
+        refuse(fabric, NAME, error)
+        raise
+    if decision is None:
+        key = (*bucket_of(m, max(taken)), n, k, dtype, return_gathered)
+        decision = decide(
+            fabric, NAME, key, lambda: _expected(taken, n, k, dtype, return_gathered), m
+        )
+    try:
         same = (
-            ("K", rows.shape[1]),
-            ("dtype", dtype_name(x.dtype)),
-            ("the schedule", str(chosen)),
+            ("K", k),
+            ("dtype", dtype),
+            ("the schedule", decision.said),
             ("the shape of x beside its rows and K", inner),
             ("return_gathered", return_gathered),
         )
-        proposal = Proposal(NAME, same, (("columns", n), ("splits", (sent, taken)))).checked()
+        own = (("columns", n), ("splits", (sent, taken)), *chosen_item(decision.told))
+        proposal = Proposal(NAME, same, own).checked()
     except Exception as error:
         refuse(fabric, NAME, error)
         raise
@@ -126,9 +140,26 @@ def _run(
         return made
 
     inputs = {"x": rows.contiguous(), "w0": w}
-    results = carry_out(fabric, proposal, chosen, why, inputs, ("x",), _combine, outputs)
+    results = carry_out(
+        fabric,
+        proposal,
+        decision.schedule,
+        decision.why,
+        inputs,
+        ("x",),
+        _combine,
+        outputs,
+        observe=decision.observe,
+    )
     received = as_shaped(results["gathered"], x, 0) if return_gathered else None
     return received, as_shaped(results["y0"], x, 0)
+
+
+def _expected(taken: tuple[int, ...], n: int, k: int, dtype: str, gathered: bool) -> AllToAllMatmul:
+    """The operation if all ranks take what this rank takes: near enough to choose a schedule by."""
+    world = len(taken)
+    splits = tuple((rows,) * world for rows in taken)
+    return AllToAllMatmul(splits, ((n,),) * world, k, dtype, gathered)
 
 
 def _combine(proposals: Sequence[Proposal]) -> AllToAllMatmul:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -14,11 +14,19 @@ from torch._C._distributed_c10d import _resolve_process_group
 
 from weft.errors import Mismatch, Unsupported
 from weft.fabric import HostFabric
-from weft.run.call import check_tensor
-from weft.schedule import Schedule
+from weft.plan.scattering import shared_bytes
+from weft.plan.tasks import Plannable
+from weft.run.call import CHOSEN, check_tensor, refuse
+from weft.run.proposal import Items
+from weft.schedule import ENGINES, Schedule
+from weft.select import auto
+from weft.select.auto import AUTO, Decision
+from weft.select.store import bucket
 
 library = torch.library.Library("weft", "FRAGMENT")  # type: ignore[no-untyped-call]
 """Where `torch.ops.weft.*` are defined."""
+
+ANY = Schedule.parse("adaptive")
 
 DTYPES = {
     torch.float64: "float64",
@@ -51,19 +59,76 @@ def resolve_group(name: str) -> dist.ProcessGroup:
     return _resolve_process_group(name)  # type: ignore[arg-type]
 
 
-def choose(fabric: HostFabric, schedule: str | Schedule) -> tuple[Schedule, str]:
-    """The schedule of a call, and why it is this one."""
+def requested(schedule: str | Schedule) -> Decision | None:
+    """The schedule that the caller asks for, or the environment where the caller leaves it open;
+    None where it is to be chosen."""
     if isinstance(schedule, Schedule):
-        return schedule, "asked for"
+        return Decision(schedule.name, schedule, "asked for")
     if not isinstance(schedule, str):
         raise Unsupported(
             f"schedule must be a name or a weft.Schedule, not {type(schedule).__name__}"
         )
-    override = os.environ.get("WEFT_SCHEDULE")
-    if override:
-        return Schedule.parse(override), "WEFT_SCHEDULE is set"
-    if schedule != "auto":
-        return Schedule.parse(schedule), "asked for"
+    why = "asked for"
+    if schedule == AUTO:
+        schedule, why = os.environ.get("WEFT_SCHEDULE") or AUTO, "WEFT_SCHEDULE is set"
+        if schedule == AUTO:
+            return None
+    parsed = Schedule.parse(schedule)
+    return Decision(parsed.name, parsed, why)
+
+
+def decide(
+    fabric: HostFabric,
+    name: str,
+    key: Hashable,
+    operation: Callable[[], Plannable],
+    work: int = 1,
+) -> Decision:
+    """What `schedule="auto"` is to run in a call of an operator, for sizes that `key` stands for.
+
+    operation: made where it is not known yet; if peers have other sizes than this rank expects, it
+    is near enough to choose by. All ranks call this at the same place, and outside of what they
+    would refuse: in the first call the ranks meet. work: what a call's time is in proportion to,
+    where one key stands for calls of several sizes.
+    """
+    memory = auto.of(fabric)
+    memory.meet()
+    try:
+        return memory.decide((name, key), operation, work)
+    except Exception as error:
+        refuse(fabric, name, error)
+        raise
+
+
+def chosen_item(told: tuple[str, str] | None) -> Items:
+    """What rank 0's header says beside its sizes, where it has chosen for all."""
+    return () if told is None else ((CHOSEN, told),)
+
+
+def spaces_of(
+    decision: Decision, world: int, made: int, owned: int, n: int, dtype: str, summed: bool
+) -> dict[str, int]:
+    """The workspace that peers touch (`plan.scattering.shared_bytes`), for a schedule, or for any
+    that rank 0 may have chosen: only what is touched becomes memory."""
+    engines = ENGINES if decision.schedule is None else (decision.schedule.engine,)
+    spaces: dict[str, int] = {}
+    for engine in engines:
+        schedule = (decision.schedule or ANY).with_engine(engine)
+        spaces.update(shared_bytes(schedule, world, made, owned, n, dtype, summed))
+    return spaces
+
+
+def bucket_of(*sizes: int) -> tuple[int, ...]:
+    """Sizes that change from call to call, as the routing of an MoE layer does, in half octaves:
+    one choice serves those that are near."""
+    return tuple(map(bucket, sizes))
+
+
+def choose(fabric: HostFabric, schedule: str | Schedule) -> tuple[Schedule, str]:
+    """The schedule of an operation that no rule chooses for, and why it is this one."""
+    decision = requested(schedule)
+    if decision is not None and decision.schedule is not None:
+        return decision.schedule, decision.why
     if fabric.link.paced:
         return Schedule.parse("adaptive@dma"), "links are paced, so copies run beside compute"
     return Schedule.parse("adaptive@direct"), "links are as fast as memory, so nothing is copied"

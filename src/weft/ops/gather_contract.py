@@ -16,12 +16,23 @@ import torch
 
 from weft import fabric as fabrics
 from weft.errors import Mismatch, Unsupported
-from weft.ops.common import check_splits, choose, define, dtype_name, match_splits, resolve_group
+from weft.ops.common import (
+    bucket_of,
+    check_splits,
+    chosen_item,
+    decide,
+    define,
+    dtype_name,
+    match_splits,
+    requested,
+    resolve_group,
+)
 from weft.plan.gather_contract import GatherContract
 from weft.plan.tasks import Plannable
 from weft.run.call import Tensors, carry_out, check_tensor, refuse
 from weft.run.proposal import Proposal
 from weft.schedule import Schedule
+from weft.select.auto import Decision
 
 NAME = "gather_contract"
 
@@ -37,9 +48,31 @@ def _kernel(
 ) -> list[torch.Tensor]:
     fabric = fabrics.of(resolve_group(group))
     try:
-        chosen, why = choose(fabric, schedule)
-        chosen = _possible(chosen)
-        proposal = _propose(fabric.world, a, ds, in_splits, out_splits, chosen)
+        decision = _possible(requested(schedule))
+        splits = _check(fabric.world, a, ds, in_splits, out_splits)
+        columns = tuple(d.shape[1] for d in ds)
+        rows, k, dtype = a.shape[0], a.shape[1], dtype_name(a.dtype)
+    except Exception as error:
+        refuse(fabric, NAME, error)
+        raise
+    if decision is None:
+        taken = (rows,) * fabric.world if splits is None else splits[1]
+        sizes = (rows,) if splits is None else bucket_of(sum(taken), max(taken))
+        key = (sizes, columns, k, dtype)
+        decision = decide(
+            fabric, NAME, key, lambda: _expected(taken, columns, k, dtype), sum(taken)
+        )
+    try:
+        same = (
+            ("K", k),
+            ("dtype", dtype),
+            ("the number of d", len(ds)),
+            ("whether rows are split", splits is not None),
+            ("the schedule", decision.said),
+        )
+        gathered = ds[0].shape[0] if ds else 0
+        own = (("rows", rows), ("gathered", gathered), ("columns", columns), ("splits", splits))
+        proposal = Proposal(NAME, same, (*own, *chosen_item(decision.told))).checked()
     except Exception as error:
         refuse(fabric, NAME, error)
         raise
@@ -48,47 +81,60 @@ def _kernel(
     def outputs(operation: Plannable, rank: int) -> Tensors:
         return {f"g{i}": a.new_empty(a.shape[1], d.shape[1]) for i, d in enumerate(ds)}
 
-    results = carry_out(fabric, proposal, chosen, why, inputs, ("x",), _combine, outputs)
+    results = carry_out(
+        fabric,
+        proposal,
+        decision.schedule,
+        decision.why,
+        inputs,
+        ("x",),
+        _combine,
+        outputs,
+        observe=decision.observe,
+    )
     return [results[f"g{i}"] for i in range(len(ds))]
 
 
-def _possible(schedule: Schedule) -> Schedule:
-    """The schedule itself, or the one nearest to it that can add in a fixed order."""
+def _possible(decision: Decision | None) -> Decision | None:
+    """What was asked for, or the schedule nearest to it that can add in a fixed order."""
+    if decision is None or decision.schedule is None:
+        return decision
+    schedule = decision.schedule
     if schedule.serial or (schedule.fusion == "unfused" and schedule.cut == "rows"):
-        return schedule
-    return Schedule.parse("hetero-unfused-1d").with_engine(schedule.engine)
+        return decision
+    nearest = Schedule.parse("hetero-unfused-1d").with_engine(schedule.engine)
+    return decision._replace(said=nearest.name, schedule=nearest)
 
 
-def _propose(
+def _check(
     world: int,
     a: torch.Tensor,
     ds: Sequence[torch.Tensor],
     in_splits: Sequence[int] | None,
     out_splits: Sequence[int] | None,
-    schedule: Schedule,
-) -> Proposal:
+) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """The checked splits, where there are any."""
     check_tensor("x", a, (2,))
     rows = ds[0].shape[0] if ds else 0
     for d in ds:
         check_tensor("d", d, (2,))
         if d.shape[0] != rows or d.dtype != a.dtype:
             raise Unsupported("every d must have as many rows as are gathered, and the dtype of x")
-    splits = None
-    if in_splits is not None or out_splits is not None:
-        splits = (
-            check_splits("in_splits", in_splits, world, a.shape[0]),
-            check_splits("out_splits", out_splits, world, rows),
-        )
-    same = (
-        ("K", a.shape[1]),
-        ("dtype", dtype_name(a.dtype)),
-        ("the number of d", len(ds)),
-        ("whether rows are split", splits is not None),
-        ("the schedule", str(schedule)),
+    if in_splits is None and out_splits is None:
+        return None
+    return (
+        check_splits("in_splits", in_splits, world, a.shape[0]),
+        check_splits("out_splits", out_splits, world, rows),
     )
-    columns = tuple(d.shape[1] for d in ds)
-    own = (("rows", a.shape[0]), ("gathered", rows), ("columns", columns), ("splits", splits))
-    return Proposal(NAME, same, own).checked()
+
+
+def _expected(
+    taken: tuple[int, ...], columns: tuple[int, ...], k: int, dtype: str
+) -> GatherContract:
+    """The operation if all ranks take what this rank takes: near enough to choose a schedule by."""
+    world = len(taken)
+    spans = tuple((0, rows) for rows in taken)
+    return GatherContract(taken, (spans,) * world, k, (columns,) * world, dtype)
 
 
 def _combine(proposals: Sequence[Proposal]) -> GatherContract:

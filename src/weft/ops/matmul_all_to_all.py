@@ -12,21 +12,24 @@ from weft import fabric as fabrics
 from weft.ops.common import (
     as_rows,
     as_shaped,
+    bucket_of,
     check_operands,
     check_out,
     check_splits,
-    choose,
+    chosen_item,
+    decide,
     define,
     dispatched,
     dtype_name,
     group_name,
     match_splits,
     num_rows,
+    requested,
     resized,
     resolve_group,
+    spaces_of,
 )
 from weft.plan.matmul_all_to_all import MatmulAllToAll
-from weft.plan.scattering import shared_bytes
 from weft.plan.tasks import Plannable
 from weft.run.call import Tensors, carry_out, refuse
 from weft.run.proposal import Proposal
@@ -88,7 +91,7 @@ def _run(
 ) -> torch.Tensor:
     fabric = fabrics.of(group)
     try:
-        chosen, why = choose(fabric, schedule)
+        decision = requested(schedule)
         check_operands("x", x, [w])
         rows, inner = as_rows(x, 0)
         one = num_rows(inner)
@@ -98,15 +101,23 @@ def _run(
         shape = (sum(taken), n)
         if out is not None:
             check_out("out", out, x, [w], n, shape[0])
+        k, dtype = rows.shape[1], dtype_name(x.dtype)
+    except Exception as error:
+        refuse(fabric, NAME, error)
+        raise
+    if decision is None:
+        key = (*bucket_of(made, max(sent)), n, k, dtype)
+        decision = decide(fabric, NAME, key, lambda: _expected(sent, n, k, dtype), made)
+    try:
         same = (
             ("N", n),
-            ("dtype", dtype_name(x.dtype)),
-            ("the schedule", str(chosen)),
+            ("dtype", dtype),
+            ("the schedule", decision.said),
             ("the shape of x beside its rows and K", inner),
         )
-        proposal = Proposal(NAME, same, (("K", rows.shape[1]), ("splits", (sent, taken)))).checked()
-        dtype = dtype_name(x.dtype)
-        spaces = shared_bytes(chosen, fabric.world, made, sum(taken), n, dtype, False)
+        own = (("K", k), ("splits", (sent, taken)), *chosen_item(decision.told))
+        proposal = Proposal(NAME, same, own).checked()
+        spaces = spaces_of(decision, fabric.world, made, sum(taken), n, dtype, False)
     except Exception as error:
         refuse(fabric, NAME, error)
         raise
@@ -115,8 +126,25 @@ def _run(
         return {"y": x.new_empty(shape) if out is None else out}
 
     inputs = {"x": rows, "w": w}
-    y = carry_out(fabric, proposal, chosen, why, inputs, (), _combine, outputs, spaces)["y"]
+    y = carry_out(
+        fabric,
+        proposal,
+        decision.schedule,
+        decision.why,
+        inputs,
+        (),
+        _combine,
+        outputs,
+        spaces,
+        decision.observe,
+    )["y"]
     return as_shaped(y, x, 0)
+
+
+def _expected(sent: tuple[int, ...], n: int, k: int, dtype: str) -> MatmulAllToAll:
+    """The operation if all ranks send what this rank sends: near enough to choose a schedule by."""
+    world = len(sent)
+    return MatmulAllToAll((sent,) * world, n, (k,) * world, dtype)
 
 
 def _combine(proposals: Sequence[Proposal]) -> MatmulAllToAll:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -17,13 +18,15 @@ from weft.ops.common import (
     check_dim,
     check_operands,
     check_out,
-    choose,
+    chosen_item,
+    decide,
     dtype_name,
     num_rows,
+    requested,
+    spaces_of,
 )
 from weft.plan.matmul_all_reduce import MatmulAllReduce
 from weft.plan.matmul_reduce_scatter import MatmulReduceScatter
-from weft.plan.scattering import shared_bytes
 from weft.plan.tasks import Plannable
 from weft.run.call import Tensors, carry_out, refuse
 from weft.run.proposal import Proposal
@@ -47,7 +50,7 @@ def summed(
     fabric = fabrics.of(group)
     everywhere = _OPERATIONS[name].everywhere
     try:
-        chosen, why = choose(fabric, schedule)
+        decision = requested(schedule)
         check_operands("x", x, [w])
         dim = check_dim("scatter_dim", dim, x)
         if reduce_op not in ("sum", "avg"):
@@ -64,8 +67,15 @@ def summed(
         shape = (m if everywhere else own, n)
         if out is not None:
             check_out("out", out, x, [w], n, shape[0])
-        proposal = _proposal(name, m, n, rows.shape[1], own, x.dtype, chosen, reduce_op, inner)
-        spaces = shared_bytes(chosen, fabric.world, m, own, n, dtype_name(x.dtype), True)
+        sizes = _Sizes(name, m, n, rows.shape[1], own, x.dtype, reduce_op, inner)
+    except Exception as error:
+        refuse(fabric, name, error)
+        raise
+    if decision is None:
+        decision = decide(fabric, name, sizes, lambda: _expected(sizes, fabric.world))
+    try:
+        proposal = _proposal(sizes, decision.said, decision.told)
+        spaces = spaces_of(decision, fabric.world, m, own, n, dtype_name(x.dtype), True)
         if everywhere:
             spaces["reduced"] = own * n * x.dtype.itemsize
     except Exception as error:
@@ -76,33 +86,54 @@ def summed(
         return {"y": x.new_empty(shape) if out is None else out}
 
     inputs = {"x": rows, "w": w}
-    y = carry_out(fabric, proposal, chosen, why, inputs, (), _combine, outputs, spaces)["y"]
+    y = carry_out(
+        fabric,
+        proposal,
+        decision.schedule,
+        decision.why,
+        inputs,
+        (),
+        _combine,
+        outputs,
+        spaces,
+        decision.observe,
+    )["y"]
     if reduce_op == "avg":
         y.div_(fabric.world)
     return as_shaped(y, x, dim)
 
 
+class _Sizes(NamedTuple):
+    """All that a call's plan depends on, as this rank sees it."""
+
+    name: str
+    m: int
+    n: int
+    k: int
+    own: int
+    dtype: torch.dtype
+    reduce_op: str
+    inner: tuple[int, ...]
+
+
+def _expected(sizes: _Sizes, world: int) -> MatmulReduceScatter:
+    """The operation if peers have the sizes of this rank: near enough to choose a schedule by."""
+    kind = _OPERATIONS[sizes.name]
+    return kind(split(sizes.m, world), sizes.n, (sizes.k,) * world, dtype_name(sizes.dtype))
+
+
 @lru_cache(maxsize=4096)
-def _proposal(
-    name: str,
-    m: int,
-    n: int,
-    k: int,
-    own: int,
-    dtype: torch.dtype,
-    schedule: Schedule,
-    reduce_op: str,
-    inner: tuple[int, ...],
-) -> Proposal:
+def _proposal(sizes: _Sizes, schedule: str, told: tuple[str, str] | None) -> Proposal:
     same = (
-        ("M", m),
-        ("N", n),
-        ("dtype", dtype_name(dtype)),
-        ("the schedule", str(schedule)),
-        ("reduce_op", reduce_op),
-        ("the shape of x beside scatter_dim and K", inner),
+        ("M", sizes.m),
+        ("N", sizes.n),
+        ("dtype", dtype_name(sizes.dtype)),
+        ("the schedule", schedule),
+        ("reduce_op", sizes.reduce_op),
+        ("the shape of x beside scatter_dim and K", sizes.inner),
     )
-    return Proposal(name, same, (("rows", own), ("K", k))).checked()
+    own = (("rows", sizes.own), ("K", sizes.k), *chosen_item(told))
+    return Proposal(sizes.name, same, own).checked()
 
 
 def _combine(proposals: Sequence[Proposal]) -> MatmulReduceScatter:

@@ -68,7 +68,12 @@ def default_depth(operation: Gathering, schedule: Schedule) -> int:
     if schedule.engine == "direct":
         return 1
     most = max(rows for rank in range(operation.world) for _, rows in operation.spans(rank))
-    return max(operation.world, min(32, most // 16))
+    return adaptive_depth(operation.world, most)
+
+
+def adaptive_depth(world: int, most: int) -> int:
+    """How many chunks adaptive makes of a shard of so many rows, the largest."""
+    return max(world, min(32, most // 16))
 
 
 @lru_cache(maxsize=64)

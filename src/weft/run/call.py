@@ -21,11 +21,13 @@ from weft.plan.tasks import Plan, Plannable
 from weft.plan.verify import verify
 from weft.run import record
 from weft.run.executor import Runner
-from weft.run.proposal import Proposal, check_same
+from weft.run.proposal import Items, Proposal, check_same
 from weft.schedule import Schedule
 from weft.timeline import Timeline
 
 MAX_RUNNERS = 512
+CHOSEN = "chosen"
+"""What rank 0's header calls the schedule that it has chosen for all, and why."""
 
 Tensors = dict[str, torch.Tensor]
 Combine = Callable[[Sequence[Proposal]], Plannable]
@@ -49,13 +51,14 @@ last: Finished | None = None
 def carry_out(
     fabric: HostFabric,
     proposal: Proposal,
-    schedule: Schedule,
+    schedule: Schedule | None,
     why: str,
     inputs: Mapping[str, torch.Tensor],
     shared: Sequence[str],
     combine: Combine,
     outputs: Outputs,
     workspaces: Mapping[str, int] = MappingProxyType({}),
+    observe: Callable[[float], None] | None = None,
 ) -> Tensors:
     """Carries out a call and gives its outputs by buffer name.
 
@@ -63,7 +66,8 @@ def carry_out(
     make, or `Mismatch`. outputs: makes the outputs of this rank for an operation. workspaces: the
     bytes of this rank's workspace that peers touch, by name; as headers say where it is, it is
     placed before the ranks have agreed, so its names are the same on all ranks, and its sizes
-    follow from the rank's own arguments.
+    follow from the rank's own arguments. schedule:
+    None where rank 0's header has it, and why. observe: hears how long the call took.
     """
     global last
     with fabric.lock:
@@ -105,7 +109,10 @@ def carry_out(
             raise
         if record.active is not None:
             record.active.timelines.append(timeline)
-        last = Finished(runner.plan, fabric.rank, why, time.perf_counter() - started, timeline)
+        seconds = time.perf_counter() - started
+        last = Finished(runner.plan, fabric.rank, why or runner.why, seconds, timeline)
+        if observe is not None:
+            observe(seconds)
         return results
 
 
@@ -147,32 +154,53 @@ def _say(fabric: HostFabric, call: int, operation: str, error: Exception) -> Non
     fabric.native.done(call)
 
 
+def meet(fabric: HostFabric, what: str, own: Items) -> list[Items]:
+    """What every rank brings to a call in which nothing moves; `Mismatch` if one is elsewhere."""
+    with fabric.lock:
+        call = fabric.next_call()
+        proposal = Proposal(what, own=own).checked()
+        fabric.native.enter(call, proposal.signature, [], proposal.blob)
+        try:
+            return [met.own for met in _proposals(fabric, call, what)]
+        finally:
+            fabric.native.done(call)
+
+
 def _agree(
     fabric: HostFabric,
     call: int,
     proposal: Proposal,
-    schedule: Schedule,
+    schedule: Schedule | None,
     combine: Combine,
     slots: Sequence[str],
 ) -> Runner:
     """Reads what every rank means, and makes the runner for it (or finds the one made before)."""
-    deadline = fabric.deadline_ns()
-    fabric.wait(
-        lambda: fabric.native.agree(call, [], deadline),
-        f"{proposal.operation}, {schedule}",
-        "all ranks to enter the call",
-    )
-    proposals = [Proposal.read(fabric.native.header(call, r)) for r in range(fabric.world)]
-    check_same(proposals, call)
+    doing = proposal.operation if schedule is None else f"{proposal.operation}, {schedule}"
+    proposals = _proposals(fabric, call, doing)
     signatures = tuple(p.signature for p in proposals)
     runner = fabric.runners.get(signatures)
     if runner is None:
+        why = ""
+        if schedule is None:
+            name, why = dict(proposals[0].own)[CHOSEN]
+            schedule = Schedule.parse(name)
         plan = combine(proposals).lower(schedule)
         verify(plan)
-        runner = Runner(plan, fabric, signatures, slots)
+        runner = Runner(plan, fabric, signatures, slots, why)
         _keep(fabric, signatures, runner)
     _keep(fabric, proposal.signature, runner)
     return runner
+
+
+def _proposals(fabric: HostFabric, call: int, doing: str) -> list[Proposal]:
+    """What every rank means to do in a call, once all have entered it and mean the same."""
+    deadline = fabric.deadline_ns()
+    fabric.wait(
+        lambda: fabric.native.agree(call, [], deadline), doing, "all ranks to enter the call"
+    )
+    proposals = [Proposal.read(fabric.native.header(call, r)) for r in range(fabric.world)]
+    check_same(proposals, call)
+    return proposals
 
 
 def _keep(fabric: HostFabric, key: object, runner: Runner) -> None:

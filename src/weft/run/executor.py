@@ -48,11 +48,18 @@ class Runner:
     """A plan made ready for one rank: made once, run at every call."""
 
     def __init__(
-        self, plan: Plan, fabric: HostFabric, signatures: Sequence[int], slots: Sequence[str]
+        self,
+        plan: Plan,
+        fabric: HostFabric,
+        signatures: Sequence[int],
+        slots: Sequence[str],
+        why: str = "",
     ) -> None:
         """signatures: what each rank's header must say. slots: the names of the buffers whose
-        places the headers give, in their order."""
+        places the headers give, in their order. why: the reason for its schedule, where a peer's
+        header told it."""
         self.plan = plan
+        self.why = why
         self.fabric = fabric
         self.signatures = list(signatures)
         self.label = f"{plan.operation.label}, {plan.schedule}"

@@ -38,7 +38,7 @@ class Arms:
 
     compute: Action
     communicate: Action
-    call: Callable[[Schedule], Action]
+    call: Callable[[Schedule | str], Action]
     plain: Action
 
 

@@ -58,7 +58,7 @@ FULL = Level(
     other_dtypes=tuple(product((4, 64), (128, 512), (128, 512))),
 )
 QUICK = Level(
-    "quick", (1, 8, 64, 256), (64, 256, 1024), (64, 256, 1024), 3, 0.8, 8, ((32, 256, 256),)
+    "quick", (1, 8, 24, 64, 256), (64, 256, 1024), (64, 256, 1024), 3, 0.8, 8, ((32, 256, 256),)
 )
 LEVELS = {level.name: level for level in (QUICK, FULL)}
 

@@ -25,7 +25,7 @@ def rate_of(machine: Machine, m: int, n: int, k: int, dtype: str) -> float:
     curve = machine.compute.saturation
     assert curve is not None, "a description has tiles or saturation; the loader sees to it"
     smooth = machine.compute.rate[dtype] * _reached(curve, m, n, k)
-    axes, found = _corrections(machine, dtype)
+    axes, found = corrections(machine, dtype)
     if not found:
         return smooth
     around = [_around(axis, log2(size)) for axis, size in zip(axes, (m, n, k), strict=True)]
@@ -43,7 +43,7 @@ def rate_of(machine: Machine, m: int, n: int, k: int, dtype: str) -> float:
 
 
 @lru_cache(maxsize=64)
-def _corrections(machine: Machine, dtype: str) -> tuple[tuple[Axis, ...], dict[Place, float]]:
+def corrections(machine: Machine, dtype: str) -> tuple[tuple[Axis, ...], dict[Place, float]]:
     """The measured sizes of each axis in doublings, and at every point the logarithm of what the
     curve must be multiplied by."""
     curve, peak = machine.compute.saturation, machine.compute.rate[dtype]

@@ -1,0 +1,83 @@
+"""`weft judge`: how often the heuristic is right, on scenarios that nobody tuned to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from weft.cli.console import Json, console, print_json, progress
+from weft.machine import host, load
+from weft.report.judge_page import judgement_page
+from weft.report.terminal import table
+from weft.study.judge import IN_SET, Judgement, judge
+from weft.study.judge_host import judge_host
+
+TITLES = {
+    "heuristic": "all candidates",
+    "fixed": "without adaptive",
+    "paper": "FiCCO's four, its kind of rule",
+}
+
+
+def register(app: typer.Typer) -> None:
+    app.command(name="judge")(command)
+
+
+def command(
+    machine: Annotated[
+        str, typer.Option(help="A machine of `weft explore`, a TOML file, or cpu for this one.")
+    ] = "mi300x",
+    random: Annotated[int, typer.Option(help="How many scenarios to draw.", min=1)] = 500,
+    seed: Annotated[int, typer.Option(help="Which ones: the same seed draws the same.")] = 1000,
+    json: Json = False,
+    html: Annotated[Path | None, typer.Option(help="Also write a page.")] = None,
+) -> None:
+    """Compare the choice made from static sizes with the best of all candidates.
+
+    Simulated machines take about a minute for 500 scenarios on two cores. `--machine cpu` measures
+    instead, about four seconds for each scenario.
+    """
+    with progress(f"judging on {machine}", quiet=json) as report:
+        if machine == host.NAME:
+            judgement = judge_host(random, seed, report)
+        else:
+            judgement = judge(load(machine), random, seed, report=report)
+    if html is not None:
+        judgement_page(html, judgement)
+    if json:
+        page = {} if html is None else {"html": str(html)}
+        print_json({**judgement.to_json(), **page})
+        return
+    console.print(_table(judgement))
+    if html is not None:
+        console.print(f"page: {html} (opens offline)")
+
+
+def _table(judgement: Judgement) -> object:
+    rows = []
+    for kind in IN_SET:
+        score = judgement.score(kind)
+        rows.append(
+            [
+                TITLES[kind],
+                f"{score.exact:.1f} %",
+                f"{score.within_2_percent:.1f} %",
+                f"{score.within_10_percent:.1f} %",
+                f"{score.mean_regret:.2f} %",
+                f"{score.worst_regret:.1f} %",
+                str(score.slower_than_serial),
+            ]
+        )
+    headers = [
+        "chosen from",
+        "exact",
+        "in 2 %",
+        "in 10 %",
+        "mean regret",
+        "worst",
+        "slower than serial",
+    ]
+    title = f"{judgement.machine}, {len(judgement.verdicts)} scenarios of seed {judgement.seed}"
+    return table(headers, rows, title=title)

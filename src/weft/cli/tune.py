@@ -1,0 +1,62 @@
+"""`weft tune`: measure every schedule of an operation here, and keep the fastest for `auto`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from weft.cli.console import (
+    Columns,
+    Dtype,
+    Inner,
+    Json,
+    Rows,
+    TopologyName,
+    World,
+    console,
+    dtype_of,
+    print_json,
+    progress,
+    topology_of,
+)
+from weft.fabric import Link, of
+from weft.operation import find
+from weft.study.arms import arms_of
+from weft.study.launch import Report, launch
+
+
+def register(app: typer.Typer) -> None:
+    app.command(name="tune")(command)
+
+
+def command(
+    operation: Annotated[str, typer.Argument(help="The operation, e.g. all_gather_matmul.")],
+    m: Rows = 2048,
+    n: Columns = 1024,
+    k: Inner = 2048,
+    world: World = 2,
+    dtype: Dtype = "float32",
+    link: Annotated[str, typer.Option(help="memory, or a rate (0.1GB/s).")] = "memory",
+    topology: TopologyName = "mesh",
+    repeat: Annotated[int, typer.Option(help="Measured calls of every schedule.", min=1)] = 5,
+    json: Json = False,
+) -> None:
+    """Measure every schedule for these sizes, and keep the fastest for schedule="auto"."""
+    asked = find(operation).of(m, n, k, world, dtype_of(dtype))
+    joined = Link.parse(link, topology_of(topology))
+    with progress(f"tuning {asked.label}", quiet=json) as report:
+        found = launch(world, _tune, asked, joined, repeat, report=report)[0]
+    if json:
+        print_json({"operation": asked.label, "link": str(joined), "tuned": found})
+        return
+    for label, schedule in found.items():
+        console.print(f"{label}, links: {joined}\n  {schedule} from now on, for sizes near these")
+
+
+def _tune(report: Report, operation: Any, link: Link, repeat: int) -> dict[str, str]:
+    import weft
+
+    weft.configure(link=link)
+    arms = arms_of(operation, of(None))
+    return weft.tune(arms.call("auto"), repeat=repeat, report=report)

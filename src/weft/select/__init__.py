@@ -1,0 +1,1 @@
+"""Which schedule: by a rule from static sizes, by simulating, by what was measured here."""

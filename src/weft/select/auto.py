@@ -1,0 +1,164 @@
+"""`schedule="auto"`: a tuned result if there is one, else the rule on this machine's description.
+
+All ranks agree by construction: rank 0 of a group chooses, and says so in the header of its call;
+every rank runs what that header says. Only rank 0 reads tuned results, knows the machine and
+watches how long calls take, so there is nothing on which ranks could differ. That every rank means
+"auto" is one of the things that all headers must have the same, or the call is a `Mismatch`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple
+
+from weft.errors import Unsupported, nearest
+from weft.fabric import HostFabric, _native
+from weft.machine import Machine
+from weft.run.call import meet
+from weft.schedule import Schedule
+from weft.select import heuristic, host, model, store
+from weft.select.guard import Guard
+from weft.select.heuristic import Choice
+
+AUTO = "auto"
+MODES = ("auto", "heuristic", "model")
+MAX_SHAPES = 4096
+
+_SERIAL = Schedule.parse("serial")
+
+
+class Decision(NamedTuple):
+    """What a call is to run. `said` goes into every header, and must be the same in all.
+
+    `schedule` None: rank 0's header says. `told` is what rank 0's header says.
+    """
+
+    said: str
+    schedule: Schedule | None
+    why: str
+    told: tuple[str, str] | None = None
+    observe: Callable[[float], None] | None = None
+
+
+_AS_TOLD = Decision(AUTO, None, "")
+"""Of all ranks but the first."""
+
+
+class Auto:
+    """What is remembered of one group. `forced` is what `weft.tune` measures now."""
+
+    def __init__(self, fabric: HostFabric) -> None:
+        self.fabric = fabric
+        self.mode = "auto"
+        self.forced: Choice | None = None
+        self.heard: Callable[[Any, float], None] | None = None
+        self.guards: dict[Hashable, Guard] = {}
+        self._settled: dict[Hashable, Decision] = {}
+        self._link = fabric.link
+        self._tuned: frozenset[str] | None = None
+        self._machine: Machine | None = None
+        self._met = False
+
+    def meet(self) -> None:
+        """Opens the first auto call of a group: the ranks see that all of them mean it, and
+        describe the machine together where rank 0 has no description yet."""
+        if self._met or self.fabric.world == 1:
+            return
+        wanted = self.fabric.rank == 0 and host.must_calibrate()
+        first = meet(self.fabric, "the choice of a schedule", (("calibrate", wanted),))[0]
+        self._met = True
+        if dict(first)["calibrate"]:
+            self._machine = host.calibrate(self.fabric)
+
+    def decide(self, key: Hashable, operation: Callable[[], Any], work: int = 1) -> Decision:
+        """The decision for a call. `key` stands for the operation, which is made if needed; where
+        peers have other sizes than this rank expects, it is near enough to choose by. work: what
+        the call's time is in proportion to, among those of one key."""
+        if self.fabric.rank != 0:
+            return _AS_TOLD
+        if self.forced is not None:
+            made, heard = operation(), self.heard
+            assert heard is not None
+            refuses = getattr(made, "refuses", None)
+            if refuses is None or refuses(self.forced.schedule) is None:
+                return Decision(AUTO, None, "", self.forced.told, lambda s: heard(made, s))
+        if self.fabric.link is not self._link:
+            self._link = self.fabric.link
+            self.forget()
+        found = self._settled.get(key)
+        if found is not None:
+            return found
+        guard = self.guards.get(key)
+        if guard is None:
+            if len(self.guards) >= MAX_SHAPES:
+                self.forget()
+            guard = self.guards[key] = self._guard(operation())
+            guard.work = work
+        if not guard.settled:
+            observe, share = guard.observe, guard.work / max(work, 1)
+            if share != 1.0:
+                return Decision(
+                    AUTO, None, "", guard.next.told, lambda seconds: observe(seconds * share)
+                )
+            return Decision(AUTO, None, "", guard.next.told, observe)
+        decision = self._settled[key] = Decision(AUTO, None, "", guard.choice.told)
+        return decision
+
+    def set_mode(self, mode: str) -> None:
+        """What chooses where nothing is tuned: the rule, or simulating."""
+        if mode not in MODES:
+            raise Unsupported(
+                f"there is no way to select {mode!r}{nearest(mode, MODES)}; "
+                f"the ways are {', '.join(MODES)}"
+            )
+        self.mode = mode
+        self.forget()
+
+    def forget(self) -> None:
+        """Chooses anew from now on, e.g. as something was tuned."""
+        self.guards.clear()
+        self._settled.clear()
+        self._tuned = None
+
+    @property
+    def machine(self) -> Machine:
+        """This machine, with the group's links."""
+        if self._machine is None:
+            self._machine = host.description()
+        return host.with_link(self._machine, self.fabric.link)
+
+    def _guard(self, operation: Any) -> Guard:
+        if operation.world == 1:
+            return Guard(Choice(_SERIAL, "one rank has nothing to overlap"))
+        found = self._find(operation) if self.mode == "auto" else None
+        if found is not None:
+            why = (
+                f"tuned here: {found.seconds * 1e3:.3g} ms against "
+                f"{found.serial_seconds * 1e3:.3g} ms for serial"
+            )
+            return Guard(Choice(found.schedule, why), watch=False)
+        by = model.choose if self.mode == "model" else heuristic.choose
+        return Guard(by(self.machine, operation), watch=_guarded())
+
+    def _find(self, operation: Any) -> store.Answer | None:
+        """A tuned result. Which there are is looked up once, so that where there is none, as is
+        usual, a choice does not wait for a disk."""
+        if self._tuned is None:
+            self._tuned = store.listed()
+        if not self._tuned:
+            return None
+        asked = store.question(operation, str(self.fabric.link), _native.VERSION)
+        return store.find(asked) if asked.file in self._tuned else None
+
+
+def of(fabric: HostFabric) -> Auto:
+    """The memory of a group's choices."""
+    if fabric.chosen is None:
+        fabric.chosen = Auto(fabric)
+    found: Auto = fabric.chosen
+    return found
+
+
+def _guarded() -> bool:
+    return os.environ.get("WEFT_GUARD", "1") != "0"

@@ -1,0 +1,91 @@
+"""The never-slower rule: the first calls of a shape try its choice against serial, and against what
+is of another kind and near, and the fastest stays.
+
+Only rank 0 has a guard. What it wants next goes into its header, and every rank runs what that
+header says, so all of them switch at the same call.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from operator import truediv
+from statistics import mean, median
+
+from weft.select.heuristic import MOST_RIVALS, Choice
+
+TURNS = 3
+"""Turns of every arm: one after the other and again, so that a slow moment hits none alone."""
+CALLS = 5
+"""Calls in a row of each turn."""
+UNCOUNTED = 2
+"""The first of them: they make plans, find peers that expected another arm, and touch the memory of
+both stages, which take turns."""
+
+MOST_CALLS = TURNS * CALLS * (2 + MOST_RIVALS)
+"""After so many calls it has settled."""
+
+TOLERANCE = 0.03
+"""How much faster than the choice another must be measured, in most turns: less is noise."""
+
+
+class Guard:
+    """One shape of one group: what it runs next, and what was measured of it."""
+
+    def __init__(self, choice: Choice, watch: bool = True) -> None:
+        self.choice = choice
+        self.settled = not watch or not (choice.rivals or choice.schedule != choice.serial)
+        self._first = choice
+        self._calls = 0
+        self.work = 1  # what the first call's time was in proportion to
+
+    # What follows is made after the first call has ended, so that its choice does not wait for it.
+
+    @cached_property
+    def _arms(self) -> tuple[Choice, ...]:
+        first = self._first
+        others = [s for s in (first.serial, *first.rivals) if s != first.schedule]
+        tried = f"tried against {first.schedule} in the first calls"
+        return (first, *(Choice(schedule, tried) for schedule in others))
+
+    @cached_property
+    def _samples(self) -> list[list[list[float]]]:
+        return [[[] for _ in range(TURNS)] for _ in self._arms]
+
+    @property
+    def next(self) -> Choice:
+        """What the next call is to run."""
+        if self.settled or self._calls < CALLS:
+            return self.choice
+        return self._arms[self._arm]
+
+    @property
+    def _arm(self) -> int:
+        return self._calls // CALLS % len(self._arms)
+
+    def observe(self, seconds: float) -> None:
+        """Hears how long the call took that ran `next`."""
+        if self.settled:
+            return
+        if self._calls % CALLS >= UNCOUNTED:
+            turn = self._calls // CALLS // len(self._arms)
+            self._samples[self._arm][turn].append(seconds)
+        self._calls += 1
+        if self._calls == TURNS * CALLS * len(self._arms):
+            self._settle()
+
+    def _settle(self) -> None:
+        """Keeps the choice, unless another was faster in most turns: that noise seldom does."""
+        self.settled = True
+        medians = [[median(turn) for turn in turns] for turns in self._samples]
+        gains = [median(map(truediv, medians[0], turns)) for turns in medians]
+        fastest = max(range(len(self._arms)), key=gains.__getitem__)
+        if gains[fastest] <= 1.0 + TOLERANCE:
+            return
+        found = self._arms[fastest].schedule
+        name = "serial" if found.serial else str(found)
+        first, other = (mean(medians[arm]) * 1e3 for arm in (0, fastest))
+        self.choice = Choice(
+            found,
+            f"{self._arms[0].schedule} was chosen, but measured slower here than {name}: "
+            f"{first:.3g} ms against {other:.3g} ms",
+        )

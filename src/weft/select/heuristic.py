@@ -1,0 +1,226 @@
+"""Chooses by the rule: a time for each candidate from static sizes and a machine, and the least.
+
+The rule itself is native/rule.cpp, which is short and meant to be read; docs/heuristic.md derives
+its terms. Nothing is simulated, and one rule serves all machines: what differs is their numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from math import inf
+from typing import Any, NamedTuple
+
+from weft.machine import DTYPES, Machine
+from weft.plan.all_gather_matmul import AllGatherMatmul
+from weft.schedule import Schedule
+from weft.select import _rule
+from weft.select.numbers import numbers
+from weft.select.sizes import CONTRACT, GATHER, SUM_EVERYWHERE, Sizes, sizes_of
+
+_ENGINES = ("dma", "cores", "direct")
+_FUSIONS = ("fused", "unfused", "adaptive")
+_SERIAL = Schedule.parse("serial@dma")
+_FEW_CHUNKS = Schedule.parse("adaptive:4@dma")
+"""Beside the candidates of `Schedule.space`: adaptive with few chunks, where each costs much."""
+
+MARGIN = 0.01
+"""What overlapping must promise over serial: less is within what the rule may err by."""
+ADAPTIVE_MARGIN = 0.12
+"""The same for adaptive, whose pieces depend on arrivals, so that the rule has only their mean."""
+PASSING_MARGIN = 0.12
+"""The same where sums are passed on to all: they meet products that are still on their way."""
+RIVAL = 1.3
+"""Candidates of another kind that the rule puts within this of its choice are named with it, for
+a guard to try."""
+
+MOST_RIVALS = 2
+
+PAPER = tuple(
+    Schedule.parse(name)
+    for name in ("uniform-fused-1d", "hetero-fused-1d", "hetero-unfused-1d", "uniform-fused-2d")
+)
+"""FiCCO's own four schedules."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A schedule, in words why it is this one, and what is to be tried against it: the best
+    serial, and rivals of other kinds that are not far behind."""
+
+    schedule: Schedule
+    why: str
+    serial: Schedule = _SERIAL
+    rivals: tuple[Schedule, ...] = field(default=())
+
+    @cached_property
+    def told(self) -> tuple[str, str]:
+        """The choice as a header tells it."""
+        return self.schedule.name, self.why
+
+
+@lru_cache(maxsize=4096)
+def choose(machine: Machine, operation: Any) -> Choice:
+    """The schedule for which the rule gives the least time."""
+    sizes = sizes_of(operation)
+    table = _table(sizes.world, sizes.form)
+    seconds = _seconds(machine, sizes, table)
+    best = _least(table, seconds)
+    serial = min(table.serial, key=seconds.__getitem__)
+    others = _rivals(table, seconds, best)
+    schedules = table.schedules
+    why = _why(machine, table, seconds, best)
+    return Choice(schedules[best], why, schedules[serial], tuple(schedules[i] for i in others))
+
+
+def estimates(
+    machine: Machine, operation: Any, schedules: Sequence[Schedule] | None = None
+) -> dict[Schedule, float]:
+    """The seconds that the rule gives the candidates (by default all that there are)."""
+    sizes = sizes_of(operation)
+    table = _table(sizes.world, sizes.form)
+    if schedules is not None:
+        table = _table_of(tuple(schedules))
+    return dict(zip(table.schedules, _seconds(machine, sizes, table), strict=True))
+
+
+def least(seconds: Mapping[Schedule, float]) -> Schedule:
+    """The candidate with the least time, among those that promise enough over serial."""
+    table = _table_of(tuple(seconds))
+    return table.schedules[_least(table, list(seconds.values()))]
+
+
+def candidates(world: int, form: int = GATHER) -> tuple[Schedule, ...]:
+    """The schedules to choose from; which they are depends on the world, and on whether the
+    gathered rows are the K of the product, where sums must have a fixed order. Of equal ones the
+    first is chosen, so adaptive comes before what it could also be called."""
+    return _table(world, form).schedules
+
+
+class _Table(NamedTuple):
+    """Candidates, and what of them does not depend on sizes, by their place in the table: a choice
+    must not spend its time on looking schedules up."""
+
+    schedules: tuple[Schedule, ...]
+    serial: tuple[int, ...]
+    shares: tuple[float, ...]  # of serial's time, that a candidate must stay below
+    kinds: tuple[str, ...]
+    points: list[_rule.Candidate]
+
+
+@dataclass(frozen=True)
+class _Sized:
+    world: int
+
+
+@lru_cache(maxsize=128)
+def _table(world: int, form: int) -> _Table:
+    space = [*Schedule.space(_Sized(world)), *([_FEW_CHUNKS] if world > 1 else [])]
+    if form == CONTRACT:
+        space = [s for s in space if s.serial or (s.fusion, s.cut) == ("unfused", "rows")]
+    space.sort(key=lambda schedule: schedule.fusion != "adaptive")
+    return _table_of(tuple(space), PASSING_MARGIN if form == SUM_EVERYWHERE else 0.0)
+
+
+@lru_cache(maxsize=1024)
+def _table_of(schedules: tuple[Schedule, ...], margin: float = 0.0) -> _Table:
+    serial = tuple(i for i, schedule in enumerate(schedules) if schedule.serial)
+    shares = tuple(inf if s.serial else 1.0 - max(margin, _margin(s)) for s in schedules)
+    return _Table(
+        schedules, serial, shares, tuple(map(_kind, schedules)), list(map(_candidate, schedules))
+    )
+
+
+def _margin(schedule: Schedule) -> float:
+    if schedule.engine == "direct":
+        return 0.0  # nothing is moved, so that nothing can come late
+    return ADAPTIVE_MARGIN if schedule.fusion == "adaptive" else MARGIN
+
+
+def _kind(schedule: Schedule) -> str:
+    if schedule.serial:
+        return "serial"
+    if schedule.engine == "direct":
+        return "in place"
+    return "adaptive" if schedule.fusion == "adaptive" else "cut"
+
+
+def _seconds(machine: Machine, sizes: Sizes, table: _Table) -> list[float]:
+    form, world, m, rows, columns, k, dtype, cuts = sizes
+    if min(rows, k, sum(columns)) <= 0:
+        # With nothing to multiply there is nothing to hide anything behind.
+        return [float(kind != "serial") for kind in table.kinds]
+    rule = numbers(machine, world, dtype)
+    return rule.seconds(table.points, form, world, m, rows, columns, k, cuts)
+
+
+def _least(table: _Table, seconds: Sequence[float]) -> int:
+    serial = min((seconds[i] for i in table.serial), default=inf)
+    best, found = inf, 0
+    for i, share in enumerate(table.shares):
+        if seconds[i] < best and (share == inf or seconds[i] < serial * share):
+            best, found = seconds[i], i
+    return found
+
+
+def _rivals(table: _Table, seconds: Sequence[float], best: int) -> list[int]:
+    """The least of every other kind, where it is near: in place, adaptive, cut into fixed steps.
+    What is of one kind differs by less, and the rule tells it apart well."""
+    most = RIVAL * seconds[best]
+    leading: dict[str, int] = {}
+    for i, kind in enumerate(table.kinds):
+        if seconds[i] <= most and (kind not in leading or seconds[i] < seconds[leading[kind]]):
+            leading[kind] = i
+    leading.pop(table.kinds[best], None)
+    leading.pop("serial", None)
+    return sorted(leading.values(), key=seconds.__getitem__)[:MOST_RIVALS]
+
+
+def _candidate(schedule: Schedule) -> _rule.Candidate:
+    return _rule.Candidate(
+        engine=_ENGINES.index(schedule.engine),
+        fusion=_FUSIONS.index(schedule.fusion),
+        serial=schedule.serial,
+        one_peer=schedule.pattern == "peer",
+        columns=schedule.cut == "columns",
+        uniform=schedule.start == "uniform",
+        depth=schedule.depth or 0,
+    )
+
+
+def _why(machine: Machine, table: _Table, seconds: Sequence[float], best: int) -> str:
+    if len(seconds) == 1:
+        return "one rank has nothing to overlap"
+    serial = min(seconds[i] for i in table.serial)
+    if table.shares[best] == inf:
+        return (
+            f"by the rule for {machine.name}: no schedule is sure to hide more than it costs to "
+            f"cut {serial * 1e6:.0f} us of work"
+        )
+    return (
+        f"by the rule for {machine.name}: {seconds[best] * 1e6:.0f} us against "
+        f"{serial * 1e6:.0f} us for serial"
+    )
+
+
+def paper(machine: Machine, operation: AllGatherMatmul) -> Schedule:
+    """A rule of the kind that FiCCO describes, over its four schedules: M against K, the chunk's
+    op-to-byte ratio against the machine's balance, communication against compute. Our reading of
+    what its features must be; it is here so that the rule above has something to stand beside."""
+    uniform_1d, hetero_fused, hetero_unfused, uniform_2d = PAPER
+    world, m, k = operation.world, operation.m, operation.k
+    n = sum(max(operation.columns, key=sum))
+    if m < k:
+        return uniform_2d
+    element = DTYPES[operation.dtype][0]
+    rate = machine.compute.rate[operation.dtype]
+    balance = rate / machine.memory.bandwidth
+    rows = max(1, m // world**2)
+    intensity = 2.0 * rows * n * k / (element * (rows * k + n * k + rows * n))
+    if intensity > 2.0 * balance:
+        return hetero_unfused
+    compute = 2.0 * m * n * k / rate
+    moved = (m - max(operation.rows)) * k * element
+    communication = moved / machine.links.out_of_device(max(2, world))
+    return uniform_1d if communication > 2.0 * compute else hetero_fused

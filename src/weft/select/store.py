@@ -1,0 +1,172 @@
+"""Results of `weft tune`, kept in the user's cache directory: one small file for each question.
+
+A question is a machine, an operation, a bucket of sizes, a dtype, a world, a link and a version of
+weft. As each has its own file, written beside it and then renamed, writers never wait for each
+other and readers see a whole answer, the old or the new one. A file that does not hold is set
+aside, with a warning, and asked for anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import secrets
+import warnings
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from math import log2
+from pathlib import Path
+from typing import Any
+
+from weft.errors import Unsupported
+from weft.machine import host
+from weft.schedule import Schedule
+from weft.select.sizes import sizes_of
+
+
+@dataclass(frozen=True)
+class Question:
+    """What an answer is kept for. Sizes are buckets: half octaves, so 1.4 times as much is next."""
+
+    machine: str
+    operation: str
+    dtype: str
+    world: int
+    link: str
+    m: int
+    n: int
+    k: int
+    version: str
+
+    @property
+    def path(self) -> Path:
+        return folder() / self.file
+
+    @property
+    def file(self) -> str:
+        """The name of the answer's file."""
+        told = hashlib.blake2b(repr(self).encode(), digest_size=12).hexdigest()
+        return f"{self.operation}-{told}.json"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The schedule that was fastest, with its seconds and those of serial."""
+
+    schedule: Schedule
+    seconds: float
+    serial_seconds: float
+
+
+def folder() -> Path:
+    """Where answers are; it may not exist yet."""
+    return host.cache() / "tuned"
+
+
+def listed() -> frozenset[str]:
+    """The names of all files in the folder."""
+    try:
+        return frozenset(os.listdir(folder()))
+    except OSError:
+        return frozenset()
+
+
+def question(operation: Any, link: str, version: str) -> Question:
+    """The question that an operation asks on this machine."""
+    sizes = sizes_of(operation)
+    m, n, k = sizes.m, sum(sizes.columns), sizes.k
+    return Question(
+        machine=this_machine(),
+        operation=operation.name,
+        dtype=operation.dtype,
+        world=operation.world,
+        link=link,
+        m=bucket(m),
+        n=bucket(n),
+        k=bucket(k),
+        version=version,
+    )
+
+
+def keep(asked: Question, answer: Answer) -> Path:
+    """Writes an answer, whole or not at all."""
+    content = {
+        "question": asdict(asked),
+        "schedule": answer.schedule.name,
+        "seconds": answer.seconds,
+        "serial_seconds": answer.serial_seconds,
+    }
+    text = json.dumps({**content, "digest": _digest(content)}, indent=1)
+    return host.write(asked.path, text)
+
+
+def find(asked: Question) -> Answer | None:
+    """The answer to a question, if there is one that holds."""
+    path = asked.path
+    try:
+        text = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        warnings.warn(
+            f"weft cannot read the tuned result {path} ({error.strerror}); going on without it",
+            stacklevel=2,
+        )
+        return None
+    try:
+        return _read(text, asked)
+    except (ValueError, KeyError, TypeError, AttributeError, Unsupported) as error:
+        _set_aside(path, error)
+        return None
+
+
+def _read(text: bytes, asked: Question) -> Answer:
+    content = json.loads(text)
+    digest = content.pop("digest")
+    if digest != _digest(content):
+        raise ValueError("its digest does not fit its content")
+    if content["question"] != asdict(asked):
+        raise ValueError("it answers another question")
+    return Answer(
+        Schedule.parse(content["schedule"]),
+        float(content["seconds"]),
+        float(content["serial_seconds"]),
+    )
+
+
+def _set_aside(path: Path, error: Exception) -> None:
+    aside = path.with_suffix(f".{secrets.token_hex(4)}.corrupt")
+    try:
+        os.replace(path, aside)
+    except FileNotFoundError:
+        return  # another process has set it aside, and said so
+    except OSError:
+        aside = path
+    reason = str(error) or type(error).__name__
+    warnings.warn(
+        f"the tuned result {path.name} does not hold ({reason}); it is now {aside}, "
+        "and the heuristic chooses until it is tuned again",
+        stacklevel=3,
+    )
+
+
+def _digest(content: object) -> str:
+    text = json.dumps(content, sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def bucket(size: int) -> int:
+    """The size in the middle of the half octave around it; 0 stays 0."""
+    return 0 if size < 1 else round(2.0 ** (round(2.0 * log2(size)) / 2.0))
+
+
+@lru_cache(maxsize=1)
+def this_machine() -> str:
+    """What this machine is to its results: its processor and how many cores there are."""
+    model = platform.processor() or platform.machine()
+    with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:
+        model = next((line.split(":", 1)[1] for line in file if "model name" in line), model)
+    return f"{model.strip()}, {os.cpu_count()} cores"

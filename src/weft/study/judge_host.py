@@ -1,0 +1,157 @@
+"""The same judgement on this machine, measured: what `auto` settles on, against every candidate.
+
+One group of ranks goes through all scenarios. In each, `auto` makes the calls that its guard
+watches; then all candidates take turns, so that a slow moment hits them alike. The best of twenty
+noisy medians would be a lucky one, so a few rounds only find who can be the best at all, and the
+figures are from further rounds of those, which had no part in finding them.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Callable, Collection, Mapping, Sequence
+from math import ceil
+from random import Random
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from weft.errors import Unsupported
+from weft.fabric import Link, of
+from weft.ops.all_gather_matmul import all_gather_matmul
+from weft.plan.all_gather_matmul import AllGatherMatmul
+from weft.plan.tasks import Copy
+from weft.run.explain import explain
+from weft.schedule import Schedule
+from weft.select import auto
+from weft.select.guard import MOST_CALLS
+from weft.select.heuristic import candidates
+from weft.study.judge import IN_SET, Drawn, Judgement, Verdict, chosen, size
+from weft.study.launch import Report, launch
+from weft.study.measure import interleaved
+
+ROWS = (1, 4096)
+COLUMNS = (32, 1024)
+INNER = (64, 1024)
+LINKS = ("memory", "0.1GB/s", "0.5GB/s", "2GB/s")
+FINDING = 2
+"""Rounds of all candidates, to find those that can be the best."""
+NEAR = 1.3
+"""Candidates within this of the best of their set can be."""
+REPEAT = 31
+"""Rounds of those, which count."""
+AT_LEAST, MOST_IN_A_ROW = 5e-3, 32
+"""Seconds of calls in a row that make one sample: ranks do not start in the same moment, and short
+calls would be lost in that."""
+TOLERANCE = 0.05
+"""Slower than serial by more counts: less is noise, on a machine that does other things too."""
+
+Calls = Mapping[Schedule, Callable[[], Any]]
+
+
+def draw(seed: int, number: int, world: int) -> Drawn:
+    """The measured scenario of that number."""
+    random = Random(f"weft judge host {seed} {number}")
+    m, n, k = size(random, ROWS, 1), size(random, COLUMNS, 1), size(random, INNER, 1)
+    operation = AllGatherMatmul.of(m, n, k, world, "float32")
+    return Drawn(operation, 1.0, random.choice(LINKS))
+
+
+def judge_host(count: int, seed: int, report: Report | None = None) -> Judgement:
+    """Judges `auto` by measuring; two ranks, or one for each core up to four."""
+    if count < 1:
+        raise Unsupported(f"there must be at least 1 scenario, not {count}")
+    world = max(2, min(4, len(os.sched_getaffinity(0))))
+    drawn = [draw(seed, number, world) for number in range(count)]
+    verdicts = launch(world, _on_rank, drawn, report=report)[0]
+    return Judgement("cpu", seed, TOLERANCE, tuple(verdicts))
+
+
+def _on_rank(report: Report, scenarios: list[Drawn]) -> list[Verdict]:
+    verdicts = []
+    for number, drawn in enumerate(scenarios):
+        text = f"{number + 1} of {len(scenarios)}: {drawn.operation.label}"
+        report(number / len(scenarios), text)
+        verdicts.append(_verdict(drawn))
+    return verdicts
+
+
+def _verdict(drawn: Drawn) -> Verdict:
+    operation, rank = drawn.operation, dist.get_rank()
+    fabric = of(None)
+    fabric.set_link(Link.parse(drawn.link))
+    x = torch.randn(operation.rows[rank], operation.k)
+    weights = [torch.randn(operation.k, n) for n in operation.columns[rank]]
+
+    def call(schedule: str | Schedule) -> Callable[[], Any]:
+        return lambda: all_gather_matmul(x, weights, schedule=schedule, shard_rows=operation.rows)
+
+    memory = auto.of(fabric)
+    memory.mode = "heuristic"  # not what was tuned: that would be looking up the answer
+    for _ in range(MOST_CALLS + 1):
+        call("auto")()
+    said = explain()
+    assert said is not None
+    among = candidates(operation.world)
+    settled = Schedule.parse(said.schedule)
+    choices = {**chosen(memory.machine, operation, among), "heuristic": settled}
+    twin = _twins(operation, [*among, settled], fabric.link.paced)
+    choices = {kind: twin[schedule] for kind, schedule in choices.items()}
+    calls = {schedule: call(schedule) for schedule in dict.fromkeys(twin.values())}
+    found = _measured(calls, 1, FINDING)
+    near = _contenders(found, choices)
+    quickest = min(found.values())
+    in_a_row = max(1, min(MOST_IN_A_ROW, ceil(AT_LEAST / quickest)))
+    counted = _measured({schedule: calls[schedule] for schedule in near}, in_a_row, REPEAT)
+    # Who is out is out by a wide margin: what was measured of it will do.
+    return Verdict(drawn, choices, {**found, **counted})
+
+
+def _twins(
+    operation: AllGatherMatmul, schedules: Sequence[Schedule], paced: bool
+) -> dict[Schedule, Schedule]:
+    """For every schedule the first that does the very same here, and is measured for both: to
+    measure one thing twice would only give noise two chances to win. On two ranks a step has one
+    chunk, fused or not; at memory speed an engine and a core copy alike; in place, nothing arrives
+    that adaptive could adapt to."""
+    first: dict[object, Schedule] = {}
+    twin = {}
+    for schedule in sorted(schedules, key=lambda s: s.fusion == "adaptive"):
+        adapts = schedule.fusion == "adaptive" and schedule.engine != "direct"
+        done: list[object] = [adapts]
+        for task in operation.lower(schedule).tasks:
+            engine = task.engine if isinstance(task, Copy) and paced else ""
+            done.append((task.rank, task.lane, task.reads(), task.writes(), task.after, engine))
+        twin[schedule] = first.setdefault(tuple(done), schedule)
+    return twin
+
+
+def _contenders(
+    found: Mapping[Schedule, float], choices: Mapping[str, Schedule]
+) -> Collection[Schedule]:
+    """Who can be the best of a set, who was chosen, and serial, in the order of candidates."""
+    near = {*choices.values(), *(schedule for schedule in found if schedule.serial)}
+    for within in IN_SET.values():
+        some = {schedule: seconds for schedule, seconds in found.items() if within(schedule)}
+        most = NEAR * min(some.values())
+        near.update(schedule for schedule, seconds in some.items() if seconds <= most)
+    told: list[Any] = [sorted(near, key=str)]
+    dist.broadcast_object_list(told, src=0)  # medians agree, but who measures must not be a guess
+    return list(told[0])
+
+
+def _measured(calls: Calls, in_a_row: int, repeat: int) -> dict[Schedule, float]:
+    """The median seconds of a call of each, by the slowest rank; collective."""
+
+    def several(call: Callable[[], Any]) -> Callable[[], None]:
+        def run() -> None:
+            for _ in range(in_a_row):
+                call()
+
+        return run
+
+    arms = {str(schedule): several(call) for schedule, call in calls.items()}
+    samples = interleaved(arms, repeat, lambda share, text: None)
+    return {schedule: statistics.median(samples[str(schedule)]) / in_a_row for schedule in calls}
