@@ -23,6 +23,7 @@ from weft.run import record
 from weft.run.executor import Runner
 from weft.run.proposal import Proposal, check_same
 from weft.schedule import Schedule
+from weft.strategy import Strategy
 from weft.timeline import Timeline
 
 MAX_RUNNERS = 512
@@ -49,7 +50,7 @@ last: Finished | None = None
 def carry_out(
     fabric: HostFabric,
     proposal: Proposal,
-    schedule: Schedule,
+    schedule: Schedule | Strategy,
     why: str,
     inputs: Mapping[str, torch.Tensor],
     shared: Sequence[str],
@@ -151,7 +152,7 @@ def _agree(
     fabric: HostFabric,
     call: int,
     proposal: Proposal,
-    schedule: Schedule,
+    schedule: Schedule | Strategy,
     combine: Combine,
     slots: Sequence[str],
 ) -> Runner:

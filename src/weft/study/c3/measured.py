@@ -1,0 +1,240 @@
+"""C3 on this machine: scenarios scaled to it, every strategy run for real.
+
+Ranks are processes with a core each; links are paced so that the collective takes a multiple of the
+GEMM (G-long, GC-equal, C-long by design). Every round runs each arm once, in turning order: GEMM
+alone, collective alone, serial, and every strategy. Rounds after that are recorded, each beside a
+GEMM alone, so that slowdowns compare neighbours in time.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import torch
+import torch.distributed as dist
+
+from weft.errors import Unsupported
+from weft.fabric import HostFabric, Link, of
+from weft.ops.concurrent import matmul_beside
+from weft.plan.concurrent import COLLECTIVES
+from weft.run.placement import Placement
+from weft.run.record import record
+from weft.strategy import Strategy
+from weft.study.c3.result import Outcome, Scenario, Study
+from weft.study.c3.scenarios import Case
+from weft.study.launch import Report, launch
+from weft.study.measure import busiest_link, interleaved, timed
+from weft.timeline import COMMUNICATION, Timeline, percent_of_ideal
+
+WORLD = 2
+DTYPE = "float32"
+BYTES = 2 << 20
+"""Bytes of the collective: far less than the links' time lets memory feel."""
+SHAPES = {"cb": (1024, 1024, 1024), "mb": (4, 8192, 4096)}
+"""GEMMs of some ten milliseconds on a core, bound by arithmetic and by memory."""
+MULTIPLES = {"half": 0.5, "balanced": 1.0, "twice": 2.0}
+"""How long the collective takes against the GEMM, by name."""
+LADDER = (
+    "concurrent",
+    "prioritized",
+    "partitioned:1",
+    "prioritized+partitioned:1",
+    "dma",
+    "dma+trimmed:1",
+)
+REPEAT = 9
+RECORDED = 7
+
+
+@dataclass(frozen=True)
+class HostCase:
+    """A case, and the multiple of the GEMM's time that its collective takes on its link."""
+
+    case: Case
+    multiple: float
+
+
+def host_cases(
+    shapes: Sequence[str] = tuple(SHAPES), multiples: Sequence[str] = tuple(MULTIPLES)
+) -> list[HostCase]:
+    """Both GEMMs beside both collectives, the collective shorter, as long, and longer."""
+    return [
+        HostCase(
+            Case(
+                f"{shape}-{name}",
+                *SHAPES[shape],
+                collective,
+                BYTES,
+                f"the collective takes {MULTIPLES[name]:g}x the GEMM",
+            ),
+            MULTIPLES[name],
+        )
+        for shape, collective, name in product(shapes, COLLECTIVES, multiples)
+    ]
+
+
+def measure(
+    cases: Sequence[HostCase] | None = None,
+    *,
+    world: int = WORLD,
+    repeat: int = REPEAT,
+    report: Report | None = None,
+) -> Study:
+    """Measures scenarios, by default all of `host_cases`, on ranks of this machine."""
+    cases = host_cases() if cases is None else list(cases)
+    if world < 2:
+        raise Unsupported(f"a collective takes 2 ranks or more, not {world}")
+    if repeat < 1:
+        raise Unsupported(f"there must be at least 1 round, not {repeat}")
+    cores = sorted(os.sched_getaffinity(0))
+    results = launch(world, _measure_rank, cases, cores, repeat, report=report)
+    scenarios: tuple[Scenario, ...] = results[0]
+    title = f"this host, {world} ranks on {len(cores)} cores"
+    return Study("cpu", title, world, DTYPE, True, scenarios, link="paced, mesh")
+
+
+def _measure_rank(
+    report: Report, cases: Sequence[HostCase], cores: Sequence[int], repeat: int
+) -> tuple[Scenario, ...]:
+    fabric, placement = of(None), Placement(cores)
+    found = []
+    try:
+        for number, case in enumerate(cases):
+
+            def part(share: float, text: str, number: int = number, case: HostCase = case) -> None:
+                report((number + share) / len(cases), f"{case.case.label}, {text}")
+
+            found.append(_Bench(fabric, placement, case, part).scenario(repeat))
+    finally:
+        placement.close()
+    return tuple(found)
+
+
+class _Bench:
+    """One scenario on this rank: its tensors, and what every arm does with them."""
+
+    def __init__(
+        self, fabric: HostFabric, placement: Placement, case: HostCase, report: Report
+    ) -> None:
+        self.fabric, self.placement, self.report = fabric, placement, report
+        self.case, self.multiple = case.case, case.multiple
+        self.operation = op = self.case.operation(fabric.world, DTYPE)
+        random = torch.Generator().manual_seed(fabric.rank + 1)
+        self.a = torch.randn(op.m, op.k, generator=random)
+        self.b = torch.randn(op.k, op.n, generator=random)
+        self.c = torch.empty(op.m, op.n)
+        rows = op.rows[fabric.rank]
+        self.x = fabric.symmetric_empty((rows, op.columns), torch.float32)
+        self.x.copy_(torch.randn(rows, op.columns, generator=random))
+        self.nothing = torch.empty(0, 0)
+        self.strategies: list[Strategy] = []
+        self.refused: dict[str, str] = {}
+        for strategy in map(Strategy.parse, LADDER):
+            reason = placement.impossible(strategy)
+            if reason is None:
+                self.strategies.append(strategy)
+            else:
+                self.refused[strategy.base] = reason
+
+    def multiply(self) -> None:
+        torch.mm(self.a, self.b, out=self.c)
+
+    def move(self) -> None:
+        nothing, kind = self.nothing, self.case.collective
+        matmul_beside(nothing, nothing, self.x, collective=kind, strategy="concurrent")
+
+    def call(self, strategy: Strategy) -> Callable[[], None]:
+        def both() -> None:
+            matmul_beside(
+                self.a,
+                self.b,
+                self.x,
+                collective=self.case.collective,
+                strategy=strategy,
+                out=self.c,
+            )
+
+        return lambda: self.placement.run(strategy, both)
+
+    def scenario(self, repeat: int) -> Scenario:
+        self.report(0.0, "warming up")
+        for _ in range(2):
+            self.move()  # engines start with their first copy
+        compute = _slowest(statistics.median(timed(self.multiply) for _ in range(5)))
+        load = busiest_link(self.operation, "mesh")
+        self.fabric.set_link(Link(load / (self.multiple * compute)))
+        arms: dict[str, Callable[[], None]] = {"compute": self.multiply, "move": self.move}
+        arms["serial"] = self.call(Strategy.of("serial"))
+        arms.update({strategy.name: self.call(strategy) for strategy in self.strategies})
+        rounds = interleaved(arms, repeat, lambda share, text: self.report(0.7 * share, text))
+        seconds = {name: statistics.median(samples) for name, samples in rounds.items()}
+        slower = self._slowdowns(arms, seconds["move"])
+        outcomes = {}
+        for strategy in self.strategies:
+            taken, gemm_slowdown, late = seconds[strategy.name], *slower[strategy.name]
+            serial, alone = seconds["serial"], (seconds["compute"], seconds["move"])
+            outcomes[strategy.base] = Outcome(
+                strategy,
+                taken,
+                serial / taken,
+                percent_of_ideal(serial, taken, *alone),
+                gemm_slowdown,
+                late,
+            )
+        bound = "memory" if self.case.m < 64 else "compute"
+        return Scenario(
+            self.case,
+            bound,
+            seconds["compute"],
+            seconds["move"],
+            seconds["serial"],
+            outcomes,
+            refused=self.refused,
+        )
+
+    def _slowdowns(
+        self, arms: dict[str, Callable[[], None]], moving: float
+    ) -> dict[str, tuple[float, float]]:
+        """Of every strategy, how many times as long its GEMM takes as one alone just before it, and
+        its collective as one alone."""
+        alone: list[float] = []
+        with record() as recording:
+            for number in range(RECORDED):
+                self.report(0.7 + 0.3 * number / RECORDED, "recording")
+                for strategy in self.strategies:
+                    alone.append(timed(self.multiply))
+                    dist.barrier()
+                    arms[strategy.name]()
+        timelines = recording.gather()
+        slowest = torch.tensor(alone, dtype=torch.float64)
+        dist.all_reduce(slowest, dist.ReduceOp.MAX)
+        found: dict[str, tuple[float, float]] = {}
+        for place, strategy in enumerate(self.strategies):
+            every = range(place, len(timelines), len(self.strategies))
+            ranks = range(self.fabric.world)
+            multiplied = [
+                max(timelines[i].matmul_seconds(rank) for rank in ranks) / slowest[i].item()
+                for i in every
+            ]
+            moved = [max(_moving(timelines[i].of(rank)) for rank in ranks) for i in every]
+            found[strategy.name] = (
+                statistics.median(multiplied),
+                statistics.median(moved) / moving if moving else 1.0,
+            )
+        return found
+
+
+def _moving(timeline: Timeline) -> float:
+    """Seconds from the first span of a rank to the end of its last copy."""
+    ends = [span.end for span in timeline.spans if span.kind == COMMUNICATION]
+    return max(ends, default=timeline.start) - timeline.start
+
+
+def _slowest(seconds: float) -> float:
+    value = torch.tensor(seconds, dtype=torch.float64)
+    dist.all_reduce(value, dist.ReduceOp.MAX)
+    return value.item()
