@@ -120,7 +120,7 @@ class Links:
     bandwidth: Positive  # one link, one direction, as measured
     total_bandwidth: Positive  # out of a device over all its links, as measured
     latency: float  # one small remote write or read
-    interference: float = 0.0  # slowdown of a GEMM's arithmetic while all links are full
+    interference: float = 0.0  # how much a GEMM and full links slow each other, as a share
 
     def to_one_peer(self) -> float:
         """Bandwidth from a device to one other: a link of a mesh, everything through a switch."""

@@ -15,9 +15,8 @@ in the order of launch, and keep them until they end:
     dma+trimmed:K   the GEMM is confined to all units but K
 
 Whoever moves the bytes, they go through memory that the GEMM uses too. Memory serves requests in
-the order of arrival, so where both ask for more than there is, both are slowed alike. And while
-bytes flow, arithmetic is slower by what links, fabric and power take from it
-(`links.interference`).
+the order of arrival, so where both ask for more than there is, both are slowed alike. And where
+arithmetic and bytes meet in fabric, caches and power, each slows the other (`links.interference`).
 """
 
 from __future__ import annotations
@@ -61,12 +60,12 @@ class BesideEvents(Events):
         self._silence = _silence_of(plan, machine, strategy)
         self._full = machine.links.out_of_device(max(2, plan.operation.world))
         # By rank: whether a GEMM is ahead of the collective, copies that wait for units, what of
-        # the GEMM's flow is its last wave with the workgroups that fit beside it, and bytes per
-        # second under way.
+        # the GEMM's flow is its last wave with the workgroups that fit beside it, and the copies
+        # whose bytes flow.
         self._ahead = {task.rank for task in tasks if isinstance(task, Matmul)}
         self._starved: dict[int, list[_Job]] = {}
         self._last: dict[int, tuple[float, int]] = {}
-        self._flowing: dict[int, float] = {}
+        self._flowing: dict[int, list[_Job]] = {}
         for rank in {task.rank for task in tasks}:
             if self._confined:
                 bandwidth = self._node.memory_bandwidth(self._units(rank))
@@ -88,11 +87,12 @@ class BesideEvents(Events):
 
     def _cap(self, kernel: Kernel, rank: int) -> float:
         cap, job = super()._cap(kernel, rank), self._kernel_of[rank]
-        full = min(1.0, self._flowing.get(rank, 0.0) / self._full)
-        if full <= 0.0 or not isinstance(job.task, Matmul):
+        copies = (copy.cost for copy in self._flowing.get(rank, ()))
+        flowing = sum(cost.rate for cost in copies if isinstance(cost, Transfer))
+        if flowing == 0.0 or not isinstance(job.task, Matmul):
             return cap
         cost = self._gemm(job.task, self._units(rank))
-        slower = 1.0 + full * self._machine.links.interference
+        slower = 1.0 + min(1.0, flowing / self._full) * self._machine.links.interference
         before = max(cost.compute_seconds, cost.memory_seconds)
         return cap * before / max(slower * cost.compute_seconds, cost.memory_seconds)
 
@@ -115,15 +115,17 @@ class BesideEvents(Events):
             self._starved.setdefault(rank, []).append(job)
         else:
             super()._body(job, now)
-            self._let_flow(rank, job.cost.rate)
+            self._flowing.setdefault(rank, []).append(job)
+        self._meet(rank)
 
     def _end(self, job: _Job, now: float) -> None:
         super()._end(job, now)
         rank = job.lane.rank
         if isinstance(job.cost, Transfer):
-            self._let_flow(rank, -job.cost.rate)
+            self._flowing[rank].remove(job)
         elif self._behind:
             self._feed(rank, self._most_held, now)
+        self._meet(rank)
 
     def _flow_ended(self, flow: Flow, now: float) -> None:
         job: _Job = flow.owner
@@ -143,12 +145,17 @@ class BesideEvents(Events):
         self._ahead.discard(rank)
         self._drive(rank, units)
         for job in self._starved.pop(rank, []):
+            job.start = now  # until here it only waited
             self._body(job, now)
 
-    def _let_flow(self, rank: int, rate: float) -> None:
-        """So many bytes per second more (or fewer) are under way: the GEMM beside them feels it."""
-        self._flowing[rank] = max(0.0, self._flowing.get(rank, 0.0) + rate)
-        job = self._kernel_of.get(rank)
+    def _meet(self, rank: int) -> None:
+        """What runs on a rank has changed: GEMM and copies slow each other, or no longer do."""
+        job, interference = self._kernel_of.get(rank), self._machine.links.interference
+        busy = job is not None and job.flow is not None
+        for copy in self._flowing.get(rank, ()):
+            if copy.flow is not None and isinstance(copy.cost, Transfer):
+                slower = 1.0 + interference if busy else 1.0
+                self._sharing.set_cap(copy.flow, copy.cost.rate / slower)
         if job is not None and job.flow is not None and isinstance(job.cost, Kernel):
             self._sharing.set_cap(job.flow, self._cap(job.cost, rank))
 

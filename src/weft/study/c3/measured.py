@@ -34,7 +34,7 @@ WORLD = 2
 DTYPE = "float32"
 BYTES = 2 << 20
 """Bytes of the collective: far less than the links' time lets memory feel."""
-SHAPES = {"cb": (1024, 1024, 1024), "mb": (4, 8192, 4096)}
+SHAPES = {"cb": (1536, 1024, 1024), "mb": (4, 8192, 4096)}
 """GEMMs of some ten milliseconds on a core, bound by arithmetic and by memory."""
 MULTIPLES = {"half": 0.5, "balanced": 1.0, "twice": 2.0}
 """How long the collective takes against the GEMM, by name."""
@@ -94,7 +94,7 @@ def measure(
     results = launch(world, _measure_rank, cases, cores, repeat, report=report)
     scenarios: tuple[Scenario, ...] = results[0]
     title = f"this host, {world} ranks on {len(cores)} cores"
-    return Study("cpu", title, world, DTYPE, True, scenarios, link="paced, mesh")
+    return Study("cpu", title, world, DTYPE, True, scenarios)
 
 
 def _measure_rank(

@@ -186,7 +186,8 @@ class Study:
     units: UnitSweep | None = None
     pays_from: Mapping[str, int] = field(default_factory=dict)
     """By collective, the bytes from which copy engines are no slower than cores, alone."""
-    link: str = ""
+    published: Mapping[str, float] = field(default_factory=dict)
+    """By strategy, the percent of ideal that was measured on the real machine, where known."""
 
     def means(self) -> list[Mean]:
         """Every strategy but serial, in the order of `NAMES`, where some scenario has it."""
@@ -215,8 +216,10 @@ class Study:
             "world": self.world,
             "dtype": self.dtype,
             "measured": self.measured,
-            "link": self.link,
-            "strategies": [mean.to_json() for mean in self.means()],
+            "strategies": [
+                {**mean.to_json(), "published_percent_of_ideal": self.published.get(mean.name)}
+                for mean in self.means()
+            ],
             "rules": [rule.to_json() for rule in self.rules()],
             "dma_pays_from_bytes": dict(self.pays_from),
             "units": None if self.units is None else self.units.to_json(),

@@ -3,10 +3,13 @@
 Each answers one question in closed form, so that a runtime can ask it at every launch:
 
     launch first  the kernel with the fewest workgroups: it leaves most of the machine to the other
-    reserve       the power of two that makes the longer of both shortest, each timed on its part
+    reserve       the power of two whose estimate is shortest
     trim          a memory-bound GEMM goes without the units that only crowd its memory
-    engine        what its own estimate says is shortest; copy engines where the message is large
-                  enough for them, cores where commanding the engines would take longer
+    strategy      the shortest estimate of all. Copy engines, where the message is large enough for
+                  them; cores, or serial, where commanding the engines would take longer
+
+An estimate is the longer of both, each timed alone on the units it has, and what both lose while
+they run at once: by memory that cannot serve both, or by the machine's interference.
 
 How far the rules are from the best is found by trying everything else (`simulated`).
 """
@@ -104,50 +107,44 @@ def _prioritized(machine: Machine, operation: Concurrent) -> float:
     """The GEMM has what the collective leaves, and all of it once the collective is over."""
     if first(machine, operation).base == "concurrent":
         return _serial(machine, operation)
-    taken = needed_units(machine, operation.collective)
+    left = machine.compute.units - needed_units(machine, operation.collective)
     moving = _collective(machine, operation, "cores")
-    slowed = _beside(machine, operation, machine.compute.units - taken)
+    slowed = _gemm(machine, operation, left).seconds
+    slower = _slower(machine, operation, "cores", left)
     if slowed <= moving:
-        return max(moving, _through_memory(machine, operation, "cores"))
-    rest = (1.0 - moving / slowed) * _gemm(machine, operation).seconds
-    return max(moving + rest, _through_memory(machine, operation, "cores"))
+        return moving + (slower - 1.0) * slowed
+    return slower * moving + (1.0 - moving / slowed) * _gemm(machine, operation).seconds
 
 
 def _partitioned(machine: Machine, operation: Concurrent, units: int) -> float:
-    return max(
-        _beside(machine, operation, machine.compute.units - units),
-        _collective(machine, operation, "cores", units),
-        _through_memory(machine, operation, "cores"),
-    )
+    moving = _collective(machine, operation, "cores", units)
+    return _at_once(machine, operation, "cores", machine.compute.units - units, moving)
 
 
 def _by_engines(machine: Machine, operation: Concurrent, trimmed: int) -> float:
-    left = machine.compute.units - trimmed
     moving = _collective(machine, operation, "dma")
-    alone, slowed = _gemm(machine, operation, left).seconds, _beside(machine, operation, left)
-    multiplying = slowed if slowed <= moving else moving + (1.0 - moving / slowed) * alone
-    return max(multiplying, moving, _through_memory(machine, operation, "dma", left))
+    return _at_once(machine, operation, "dma", machine.compute.units - trimmed, moving)
 
 
-def _beside(machine: Machine, operation: Concurrent, units: int) -> float:
-    """The GEMM on so many units while bytes flow through all links."""
-    cost = _gemm(machine, operation, units)
-    slower = (1.0 + machine.links.interference) * cost.compute_seconds
-    return cost.launch + max(slower, cost.memory_seconds)
-
-
-def _through_memory(
-    machine: Machine, operation: Concurrent, engine: Driver, units: int | None = None
+def _at_once(
+    machine: Machine, operation: Concurrent, engine: Driver, units: int, moving: float
 ) -> float:
-    """All bytes of both, in and out of a device's memory at the rate it has."""
-    per_byte = (
-        machine.engines.memory_bytes_per_byte
-        if engine == "dma"
-        else machine.cores.memory_bytes_per_byte
-    )
+    """GEMM and collective from launch to end, each slowed for as long as the shorter one runs."""
+    multiplying = _gemm(machine, operation, units).seconds
+    slower = _slower(machine, operation, engine, units)
+    return max(multiplying, moving) + (slower - 1.0) * min(multiplying, moving)
+
+
+def _slower(machine: Machine, operation: Concurrent, engine: Driver, units: int) -> float:
+    """How many times as long both take while they run at once."""
+    side = machine.engines if engine == "dma" else machine.cores
     sent = sum(operation.num_bytes(0, peer) for peer in range(operation.world))
-    moved = _gemm(machine, operation).bytes + 2.0 * per_byte * sent
-    return moved / bandwidth_of(machine, units)
+    through = 2.0 * side.memory_bytes_per_byte * sent  # in and out of a device
+    cost = _gemm(machine, operation, units)
+    if not cost.seconds or not sent:
+        return 1.0
+    asked = cost.bytes / cost.seconds + through / _collective(machine, operation, engine)
+    return max(1.0 + machine.links.interference, asked / bandwidth_of(machine, units))
 
 
 def _collective(

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Sequence
 
 from weft.errors import Unsupported
-from weft.machine import Machine
+from weft.machine import Machine, measurements
 from weft.plan.concurrent import COLLECTIVES, Concurrent
 from weft.plan.tasks import Copy, Matmul
 from weft.simulate import run
@@ -20,6 +20,8 @@ from weft.timeline import Timeline, percent_of_ideal
 Report = Callable[[float, str], None]
 
 WORLD = 8
+PUBLISHED_ON = "mi300x"
+"""The machine whose strategies were measured (arXiv 2412.14335)."""
 DTYPE = "bfloat16"
 TRIMS = (8, 16, 32, 64)
 """Units taken from a GEMM beside copy engines, in the sweep."""
@@ -59,6 +61,7 @@ def study(
         tuple(found),
         _units(machine, cases, world),
         {kind: rules.dma_pays_from(machine, kind, world) for kind in COLLECTIVES},
+        _published(machine),
     )
 
 
@@ -69,6 +72,13 @@ def timeline(machine: Machine, scenario: Scenario, base: str, world: int) -> Tim
         raise Unsupported(f"{base} was not simulated for {scenario.case.label}")
     plan = scenario.case.operation(world, DTYPE).lower(outcome.strategy)
     return run(plan, machine).timeline()
+
+
+def _published(machine: Machine) -> dict[str, float]:
+    if machine.name != PUBLISHED_ON:
+        return {}
+    lines = measurements("c3_strategies")
+    return {line["strategy"]: float(line["percent_of_ideal"]) for line in lines}
 
 
 class _Alone:
