@@ -16,7 +16,8 @@ in the order of launch, and keep them until they end:
 
 Whoever moves the bytes, they go through memory that the GEMM uses too. Memory serves requests in
 the order of arrival, so where both ask for more than there is, both are slowed alike. And where
-arithmetic and bytes meet in fabric, caches and power, each slows the other (`links.interference`).
+arithmetic and bytes meet in fabric, caches and power, each slows the other (`links.interference`),
+the more, the more memory traffic a byte makes on its way.
 """
 
 from __future__ import annotations
@@ -58,6 +59,8 @@ class BesideEvents(Events):
         self._confined = masked or strategy.trimmed > 0
         self._dtype = plan.operation.dtype
         self._silence = _silence_of(plan, machine, strategy)
+        side = machine.engines if strategy.engine == "dma" else machine.cores
+        self._interference = machine.links.interference * side.memory_bytes_per_byte
         self._full = machine.links.out_of_device(max(2, plan.operation.world))
         # By rank: whether a GEMM is ahead of the collective, copies that wait for units, what of
         # the GEMM's flow is its last wave with the workgroups that fit beside it, and the copies
@@ -92,7 +95,7 @@ class BesideEvents(Events):
         if flowing == 0.0 or not isinstance(job.task, Matmul):
             return cap
         cost = self._gemm(job.task, self._units(rank))
-        slower = 1.0 + min(1.0, flowing / self._full) * self._machine.links.interference
+        slower = 1.0 + min(1.0, flowing / self._full) * self._interference
         before = max(cost.compute_seconds, cost.memory_seconds)
         return cap * before / max(slower * cost.compute_seconds, cost.memory_seconds)
 
@@ -150,11 +153,11 @@ class BesideEvents(Events):
 
     def _meet(self, rank: int) -> None:
         """What runs on a rank has changed: GEMM and copies slow each other, or no longer do."""
-        job, interference = self._kernel_of.get(rank), self._machine.links.interference
+        job = self._kernel_of.get(rank)
         busy = job is not None and job.flow is not None
         for copy in self._flowing.get(rank, ()):
             if copy.flow is not None and isinstance(copy.cost, Transfer):
-                slower = 1.0 + interference if busy else 1.0
+                slower = 1.0 + self._interference if busy else 1.0
                 self._sharing.set_cap(copy.flow, copy.cost.rate / slower)
         if job is not None and job.flow is not None and isinstance(job.cost, Kernel):
             self._sharing.set_cap(job.flow, self._cap(job.cost, rank))

@@ -144,7 +144,8 @@ def _slower(machine: Machine, operation: Concurrent, engine: Driver, units: int)
     if not cost.seconds or not sent:
         return 1.0
     asked = cost.bytes / cost.seconds + through / _collective(machine, operation, engine)
-    return max(1.0 + machine.links.interference, asked / bandwidth_of(machine, units))
+    meeting = machine.links.interference * side.memory_bytes_per_byte
+    return max(1.0 + meeting, asked / bandwidth_of(machine, units))
 
 
 def _collective(
