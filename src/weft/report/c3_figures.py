@@ -20,6 +20,7 @@ UNIT_COLOURS = {
     "all_to_all": "#d55e00",
 }
 _BARS = "#8a9bab"
+_DOTTED = {"width": 1.5, "dash": "dot", "color": IDEAL_COLOUR}
 
 
 def two_lines(name: str) -> str:
@@ -28,59 +29,43 @@ def two_lines(name: str) -> str:
 
 
 def ladder(study: Study) -> Spec:
-    """Percent of ideal per strategy: a bar for the mean, a dot for each kind of scenario, and a
-    stroke for what was measured on the real machine."""
+    """Percent of ideal per strategy, as a ladder from top to bottom: a bar for the mean, a dot for
+    each kind of scenario, and a stroke for what was measured on the real machine."""
     means = study.means()
-    names = [two_lines(mean.name) for mean in means]
+    rows = list(range(len(means)))
     data: list[Spec] = [
         {
             "type": "bar",
-            "x": names,
-            "y": [round(mean.percent_of_ideal, 2) for mean in means],
+            "orientation": "h",
+            "y": rows,
+            "x": [round(mean.percent_of_ideal, 2) for mean in means],
             "width": 0.62,
             "marker": {"color": _BARS},
             "text": [f"{mean.percent_of_ideal:.0f} %" for mean in means],
             "textposition": "inside",
             "insidetextanchor": "start",
             "textfont": {"color": "#ffffff"},
-            "hovertemplate": "mean <b>%{y:.1f} %</b><extra></extra>",
+            "hovertemplate": "mean <b>%{x:.1f} %</b><extra></extra>",
         }
     ]
     for kind in KINDS:
         if any(kind in mean.by_kind for mean in means):
-            data.append(
-                {
-                    "type": "scatter",
-                    "mode": "markers",
-                    "x": names,
-                    "y": [mean.by_kind.get(kind) for mean in means],
-                    "marker": {"color": KIND_COLOURS[kind], "size": 9},
-                    "hovertemplate": f"{kind} <b>%{{y:.1f}} %</b><extra></extra>",
-                }
-            )
+            found = [mean.by_kind.get(kind) for mean in means]
+            marker = {"color": KIND_COLOURS[kind], "size": 9}
+            data.append(_marks(rows, found, kind, marker))
     if study.published:
-        data.append(
-            {
-                "type": "scatter",
-                "mode": "markers",
-                "x": names,
-                "y": [study.published.get(mean.name) for mean in means],
-                "marker": {
-                    "symbol": "line-ew",
-                    "size": 34,
-                    "line": {"width": 3, "color": PUBLISHED_COLOUR},
-                },
-                "hovertemplate": "measured, published <b>%{y:.0f} %</b><extra></extra>",
-            }
-        )
+        found = [study.published.get(mean.name) for mean in means]
+        stroke = {"width": 3, "color": PUBLISHED_COLOUR}
+        marker = {"symbol": "line-ns", "size": 24, "line": stroke}
+        data.append(_marks(rows, found, "measured, published", marker))
     return {
         "data": data,
         "layout": {
             **_plain(),
-            "hovermode": "x unified",
-            "xaxis": {"type": "category", "fixedrange": True},
-            "yaxis": {"title": {"text": "% of ideal"}, "fixedrange": True},
-            "shapes": [_level(100.0)],
+            "hovermode": "closest",
+            "xaxis": {"title": {"text": "% of ideal"}, "fixedrange": True},
+            "yaxis": _names([mean.name for mean in means]),
+            "shapes": [_upright(100.0)],
         },
     }
 
@@ -88,7 +73,7 @@ def ladder(study: Study) -> Spec:
 def sides(study: Study) -> Spec:
     """How many times as long the GEMM and the collective take under each strategy, as means."""
     means = study.means()
-    names = [two_lines(mean.name) for mean in means]
+    rows = list(range(len(means)))
     values = {
         "GEMM": [mean.gemm_slowdown for mean in means],
         "collective": [mean.collective_slowdown for mean in means],
@@ -97,10 +82,11 @@ def sides(study: Study) -> Spec:
         "data": [
             {
                 "type": "bar",
-                "x": names,
-                "y": [round(value, 4) for value in found],
+                "orientation": "h",
+                "y": rows,
+                "x": [round(value, 4) for value in found],
                 "marker": {"color": SIDE_COLOURS[side]},
-                "hovertemplate": f"{side} <b>%{{y:.2f}}x</b><extra></extra>",
+                "hovertemplate": f"{side} <b>%{{x:.2f}}x</b><extra></extra>",
             }
             for side, found in values.items()
         ],
@@ -108,15 +94,15 @@ def sides(study: Study) -> Spec:
             **_plain(),
             "barmode": "group",
             "bargap": 0.3,
-            "hovermode": "x unified",
-            "xaxis": {"type": "category", "fixedrange": True},
-            "yaxis": {
+            "hovermode": "closest",
+            "xaxis": {
                 "title": {"text": "times as long as alone"},
                 "ticksuffix": "x",
                 "rangemode": "tozero",
                 "fixedrange": True,
             },
-            "shapes": [_level(1.0)],
+            "yaxis": _names([mean.name for mean in means]),
+            "shapes": [_upright(1.0)],
         },
     }
 
@@ -140,7 +126,7 @@ def heat_map(study: Study) -> tuple[Spec, int]:
                 "zmax": 100,
                 "colorscale": [[0, SLOWER], [0.5, EQUAL], [1, FASTER]],
                 "showscale": False,
-                "text": [["" if p is None else f"{p:.0f}" for p in row] for row in percents],
+                "text": [["" if p is None else f"{p:z.0f}" for p in row] for row in percents],
                 "texttemplate": "%{text}",
                 "textfont": {"size": 11},
                 "customdata": [[_said(scenario, name) for name in names] for scenario in scenarios],
@@ -274,10 +260,36 @@ def _plain() -> Spec:
     return {"showlegend": False, "dragmode": False, "margin": margin}
 
 
+def _names(names: Sequence[str]) -> Spec:
+    """An axis of strategies, the first on top."""
+    return {
+        "tickvals": list(range(len(names))),
+        "ticktext": [two_lines(name) for name in names],
+        "range": [len(names) - 0.5, -0.5],
+        "fixedrange": True,
+        "showgrid": False,
+    }
+
+
+def _marks(rows: Sequence[int], x: Sequence[float | None], name: str, marker: Spec) -> Spec:
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "y": list(rows),
+        "x": list(x),
+        "marker": marker,
+        "hovertemplate": f"{name} <b>%{{x:.1f}} %</b><extra></extra>",
+    }
+
+
+def _upright(value: float) -> Spec:
+    place = {"yref": "paper", "y0": 0, "y1": 1, "x0": value, "x1": value}
+    return {"type": "line", **place, "line": _DOTTED}
+
+
 def _level(value: float) -> Spec:
-    line = {"width": 1.5, "dash": "dot", "color": IDEAL_COLOUR}
     place = {"xref": "paper", "x0": 0, "x1": 1, "y0": value, "y1": value}
-    return {"type": "line", **place, "line": line}
+    return {"type": "line", **place, "line": _DOTTED}
 
 
 def _percent(scenario: Scenario, name: str) -> float | None:

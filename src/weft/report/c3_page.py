@@ -129,7 +129,7 @@ def write_c3_page(
         "the GEMM (cb: arithmetic, mb: memory), the bytes or time of the collective, and whether "
         "it is an all-gather (ag) or an all-to-all (a2a).",
     )
-    page.figure(spec, height=height, min_width=560)
+    page.figure(spec, height=height, min_width=480)
     if study.units is not None:
         _units(page, study)
     if study.rules():
@@ -170,7 +170,7 @@ def _ladder(page: Page, study: Study) -> None:
     if study.published:
         colours["measured on the real machine (arXiv 2412.14335)"] = figures.PUBLISHED_COLOUR
     page.legend(colours)
-    page.figure(figures.ladder(study), height=380, min_width=520)
+    page.figure(figures.ladder(study), height=340)
     headers = [header.replace("-\n", "").replace("\n", " ") for header in ladder_headers(study)]
     page.table(headers, ladder_rows(study))
 
@@ -182,7 +182,7 @@ def _sides(page: Page, study: Study) -> None:
         "late it could start: each against the same alone.",
     )
     page.legend(figures.SIDE_COLOURS)
-    page.figure(figures.sides(study), height=320, min_width=520)
+    page.figure(figures.sides(study), height=340)
 
 
 def _units(page: Page, study: Study) -> None:
