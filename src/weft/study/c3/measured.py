@@ -47,7 +47,7 @@ LADDER = (
     "dma+trimmed:1",
 )
 REPEAT = 9
-RECORDED = 7
+LEAST_RECORDED = 7
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ class _Bench:
         arms.update({strategy.name: self.call(strategy) for strategy in self.strategies})
         rounds = interleaved(arms, repeat, lambda share, text: self.report(0.7 * share, text))
         seconds = {name: statistics.median(samples) for name, samples in rounds.items()}
-        slower = self._slowdowns(arms, seconds["move"])
+        slower = self._slowdowns(arms, seconds["move"], max(repeat, LEAST_RECORDED))
         outcomes = {}
         for strategy in self.strategies:
             taken, gemm_slowdown, late = seconds[strategy.name], *slower[strategy.name]
@@ -197,14 +197,14 @@ class _Bench:
         )
 
     def _slowdowns(
-        self, arms: dict[str, Callable[[], None]], moving: float
+        self, arms: dict[str, Callable[[], None]], moving: float, recorded: int
     ) -> dict[str, tuple[float, float]]:
         """Of every strategy, how many times as long its GEMM takes as one alone just before it, and
         its collective as one alone."""
         alone: list[float] = []
         with record() as recording:
-            for number in range(RECORDED):
-                self.report(0.7 + 0.3 * number / RECORDED, "recording")
+            for number in range(recorded):
+                self.report(0.7 + 0.3 * number / recorded, "recording")
                 for strategy in self.strategies:
                     alone.append(timed(self.multiply))
                     dist.barrier()
