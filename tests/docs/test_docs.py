@@ -25,6 +25,7 @@ SAYS = {
     "trained.py": "torch.Size([64, 128]) torch.Size([64, 128]) torch.Size([128, 256])",
     "compiled.py": "left 1 as they were",
     "own_backend.py": "all_gather_matmul",
+    "beside.py": "dma {'dma': 128}",
     "faults.py": "refused by rank 1: w has 16 rows, but x_shard has 12 columns",
 }
 """What rank 0 is to print, among other things."""

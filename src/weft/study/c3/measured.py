@@ -2,8 +2,9 @@
 
 Ranks are processes with a core each; links are paced so that the collective takes a multiple of the
 GEMM (G-long, GC-equal, C-long by design). Every round runs each arm once, in turning order: GEMM
-alone, collective alone, serial, and every strategy. Rounds after that are recorded, each beside a
-GEMM alone, so that slowdowns compare neighbours in time.
+alone, collective alone, serial, and every strategy. Speedups and percents are taken within a round,
+whose arms are neighbours in time, and their medians over the rounds. Rounds after that are recorded,
+each call beside a GEMM alone, for the slowdowns.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ LADDER = (
 )
 REPEAT = 9
 LEAST_RECORDED = 7
+WARM_UP = 12
+"""Times that the GEMM runs alone before its link is chosen."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +167,9 @@ class _Bench:
         self.report(0.0, "warming up")
         for _ in range(2):
             self.move()  # engines start with their first copy
-        compute = _slowest(statistics.median(timed(self.multiply) for _ in range(5)))
+        # Others may slow the machine for a while; its usual speed is among the faster samples.
+        samples = sorted(timed(self.multiply) for _ in range(WARM_UP))
+        compute = _slowest(samples[WARM_UP // 4])
         load = busiest_link(self.operation, "mesh")
         self.fabric.set_link(Link(load / (self.multiple * compute)))
         arms: dict[str, Callable[[], None]] = {"compute": self.multiply, "move": self.move}
@@ -174,16 +179,18 @@ class _Bench:
         seconds = {name: statistics.median(samples) for name, samples in rounds.items()}
         slower = self._slowdowns(arms, seconds["move"], max(repeat, LEAST_RECORDED))
         outcomes = {}
+        alone = list(zip(rounds["serial"], rounds["compute"], rounds["move"], strict=True))
         for strategy in self.strategies:
-            taken, gemm_slowdown, late = seconds[strategy.name], *slower[strategy.name]
-            serial, alone = seconds["serial"], (seconds["compute"], seconds["move"])
+            own = list(zip(alone, rounds[strategy.name], strict=True))
             outcomes[strategy.base] = Outcome(
                 strategy,
-                taken,
-                serial / taken,
-                percent_of_ideal(serial, taken, *alone),
-                gemm_slowdown,
-                late,
+                seconds[strategy.name],
+                statistics.median(serial / taken for (serial, _, _), taken in own),
+                statistics.median(
+                    percent_of_ideal(serial, taken, compute, move)
+                    for (serial, compute, move), taken in own
+                ),
+                *slower[strategy.name],
             )
         bound = "memory" if self.case.m < 64 else "compute"
         return Scenario(
