@@ -2,10 +2,10 @@
 
 Ranks are processes with a core each; links are paced so that the collective takes a multiple of the
 GEMM (G-long, GC-equal, C-long by design). Every round runs each arm once, in turning order: GEMM
-alone (twice, half a round apart), collective alone, serial, and every strategy. Speedups and
-percents are taken within a round, whose arms are neighbours in time, and only rounds count through
-which the machine kept its speed, by the GEMM alone. Rounds after that are recorded, each call beside
-a GEMM alone, for the slowdowns.
+alone (twice, half a round apart), collective alone, serial, and every strategy; ahead of each the
+GEMM runs once untimed, so that none inherits the caches of another. Speedups and percents are taken
+within a round, whose arms are neighbours in time, and only rounds count through which the machine
+kept its speed, by the GEMM alone. Rounds after that are recorded, for the slowdowns.
 """
 
 from __future__ import annotations
@@ -185,7 +185,12 @@ class _Bench:
         turns[AGAIN] = self.multiply
         turns.update({name: arms[name] for name in names[half:]})
         rounds = _calm(
-            interleaved(turns, repeat, lambda share, text: self.report(0.7 * share, text))
+            interleaved(
+                turns,
+                repeat,
+                lambda share, text: self.report(0.7 * share, text),
+                before=self.multiply,
+            )
         )
         seconds = {name: statistics.median(samples) for name, samples in rounds.items()}
         slower = self._slowdowns(arms, seconds["move"], max(repeat, LEAST_RECORDED))
