@@ -229,6 +229,7 @@ class _Bench:
             for number in range(recorded):
                 self.report(0.7 + 0.3 * number / recorded, "recording")
                 for strategy in self.strategies:
+                    self.multiply()
                     alone.append(timed(self.multiply))
                     dist.barrier()
                     arms[strategy.name]()
