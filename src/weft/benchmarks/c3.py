@@ -9,7 +9,7 @@ from weft.study.c3 import measured, simulated
 from weft.study.c3.result import Scenario, Study
 from weft.study.launch import Report
 
-REPEAT = 15
+REPEAT = 25
 SHAPES = ("cb",)
 MULTIPLES = ("balanced",)
 NEAR = 6.0

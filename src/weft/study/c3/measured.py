@@ -49,7 +49,7 @@ LADDER = (
     "dma+trimmed:1",
 )
 REPEAT = 9
-LEAST_RECORDED = 7
+RECORDED = 11
 AGAIN = "compute again"
 NEAR = 1.2
 """A GEMM alone that takes so many times its usual time shows that the machine is not itself."""
@@ -193,7 +193,7 @@ class _Bench:
             )
         )
         seconds = {name: statistics.median(samples) for name, samples in rounds.items()}
-        slower = self._slowdowns(arms, seconds["move"], max(repeat, LEAST_RECORDED))
+        slower = self._slowdowns(arms, seconds["move"], min(repeat, RECORDED))
         outcomes = {}
         alone = list(zip(rounds["serial"], rounds["compute"], rounds["move"], strict=True))
         for strategy in self.strategies:
