@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal, Protocol
 
 from weft.operation import ITEM_BYTES, Operation
 from weft.schedule import Engine, Schedule
+from weft.strategy import Strategy
 from weft.timeline import COMPUTE
 
 BufferKind = Literal["input", "output", "workspace"]
@@ -189,8 +190,9 @@ AnyTask = Copy | Matmul | Permute | Reduce
 class Plannable(Operation, Protocol):
     """An operation that lowers itself, and knows what its outputs must hold."""
 
-    def lower(self, schedule: Schedule) -> Plan:
-        """The plan of all ranks; the same object for the same schedule."""
+    def lower(self, schedule: Any) -> Plan:
+        """The plan of all ranks; the same object for the same schedule (a `Strategy` where work is
+        independent)."""
         ...
 
     def check(self, plan: Plan, contents: Any) -> None:
@@ -207,7 +209,7 @@ class Plan:
     """
 
     operation: Plannable
-    schedule: Schedule
+    schedule: Schedule | Strategy
     buffers: tuple[Buffer, ...]
     tasks: tuple[AnyTask, ...]
     workspace: tuple[int, ...] = field(default=())

@@ -23,6 +23,7 @@ from weft.run import record
 from weft.run.executor import Runner
 from weft.run.proposal import Items, Proposal, check_same
 from weft.schedule import Schedule
+from weft.strategy import Strategy
 from weft.timeline import Timeline
 
 MAX_RUNNERS = 512
@@ -51,7 +52,7 @@ last: Finished | None = None
 def carry_out(
     fabric: HostFabric,
     proposal: Proposal,
-    schedule: Schedule | None,
+    schedule: Schedule | Strategy | None,
     why: str,
     inputs: Mapping[str, torch.Tensor],
     shared: Sequence[str],
@@ -170,7 +171,7 @@ def _agree(
     fabric: HostFabric,
     call: int,
     proposal: Proposal,
-    schedule: Schedule | None,
+    schedule: Schedule | Strategy | None,
     combine: Combine,
     slots: Sequence[str],
 ) -> Runner:
