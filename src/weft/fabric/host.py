@@ -25,7 +25,7 @@ from weft.errors import Error, PeerLost, Timeout, Unsupported
 from weft.fabric import _native
 from weft.fabric.link import TOPOLOGIES, Link
 
-OK, TIMEOUT, PEER_LOST, PEER_LEFT, PEER_FAILED, CANCELLED, DISAGREE, AGAIN = range(8)
+OK, TIMEOUT, PEER_LOST, PEER_LEFT, PEER_FAILED, CANCELLED, DISAGREE, AGAIN, WITHDRAWN = range(9)
 Outcome = tuple[int, int]
 
 DEFAULT_DEADLINE = 60.0
@@ -72,6 +72,9 @@ class HostFabric:
         self._shared: dict[tuple[str, int], Shared] = {}
         self._workspace = torch.empty(0, dtype=torch.uint8)
         self.native = self._introduce()
+        crowded = (os.cpu_count() or 1) < self.world
+        self.channel = _native.Channel(self.native, SPIN_NS, crowded)
+        self.closed = False
         link = os.environ.get("WEFT_LINK")
         if link:
             self.set_link(Link.parse(link))
@@ -262,13 +265,17 @@ class HostFabric:
         """Ends the group for this rank, and tells the others."""
         if self.broken is None:
             self.broken = error
-            self.native.fail(self.call)
+            self.native.fail(max(1, self.call))
+            self.channel.abort()
 
     def close(self) -> None:
         """Leaves the group. Peers that still read this rank's memory in the last call are not
         disturbed: it goes when the last rank has left and the last tensor on it is gone."""
         self.broken = self.broken or Error("the group was closed")
+        self.closed = True
         self.native.leave()
+        if self.pid == os.getpid():
+            self.channel.abort()
         self.runners.clear()
         self._stage = [None, None]
         self._shared.clear()
