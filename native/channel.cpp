@@ -110,6 +110,15 @@ Channel::~Channel() {
   if (thread_) thread_->join();
 }
 
+std::shared_ptr<Job> Channel::spare() {
+  if (!spare_ || spare_.use_count() > 1) {
+    spare_ = std::make_shared<Job>();
+  } else {
+    spare_->renew();
+  }
+  return spare_;
+}
+
 // -- the queue ------------------------------------------------------------------------------------
 
 void Channel::submit(const std::shared_ptr<Job>& job, bool background) {

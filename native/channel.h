@@ -101,6 +101,23 @@ struct Job {
 
   std::atomic<bool> done{false};
   Outcome outcome;
+
+  void renew() {
+    phase = Phase::start;
+    uneven = withdrawn = exposed = streaming = false;
+    words.clear();
+    sends.clear();
+    receives.clear();
+    sizes.clear();
+    in.clear();
+    out.clear();
+    own = sum = {};
+    own_to = nullptr;
+    own_at = summed = 0;
+    due = 0;
+    outcome = {};
+    done.store(false, std::memory_order_relaxed);
+  }
 };
 
 class Channel {
@@ -109,6 +126,8 @@ class Channel {
   Channel(Fabric& fabric, int64_t spin_ns, bool crowded);
   ~Channel();
 
+  // An empty job, for one that ends before anybody else sees it: it is used again and again.
+  std::shared_ptr<Job> spare();
   // Queues a job; in the background, the channel's own thread works at it. Ranks queue the same jobs
   // in the same order.
   void submit(const std::shared_ptr<Job>& job, bool background);
@@ -170,6 +189,7 @@ class Channel {
   std::vector<uint64_t> posted_;                     // by ring of this rank: 0 is the shared one
   std::vector<uint64_t> taken_shared_, taken_pair_;  // by source
 
+  std::shared_ptr<Job> spare_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::shared_ptr<Job>> queue_;

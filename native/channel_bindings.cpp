@@ -31,9 +31,13 @@ std::vector<Piece> pieces(const std::vector<uint64_t>& at, const std::vector<uin
   return made;
 }
 
-std::shared_ptr<Job> make(int kind, int dtype, int item, int reduction, int root, bool holds_core,
-                          int64_t patience) {
-  auto job = std::make_shared<Job>();
+// As many pieces of one size, one after the other.
+void lay(std::vector<Piece>& into, uint64_t at, int count, uint64_t bytes) {
+  for (int i = 0; i < count; ++i) into.push_back({pointer(at + uint64_t(i) * bytes), bytes});
+}
+
+std::shared_ptr<Job> describe(std::shared_ptr<Job> job, int kind, int dtype, int item,
+                              int reduction, int root, bool holds_core, int64_t patience) {
   job->kind = Kind(kind);
   job->dtype = Dtype(dtype);
   job->item = uint64_t(item);
@@ -64,8 +68,8 @@ void bind_channel(nb::module_& m) {
           [](Channel& c, int world, int kind, int dtype, int item, int reduction, int root,
              bool holds_core, int64_t patience, uint64_t in, uint64_t out, uint64_t bytes,
              bool background) -> std::shared_ptr<Job> {
-            auto job = make(kind, dtype, item, reduction, root, holds_core, patience);
-            const std::vector<uint64_t> every(size_t(world), bytes);
+            auto job = describe(background ? std::make_shared<Job>() : c.spare(), kind, dtype, item,
+                                reduction, root, holds_core, patience);
             const bool gathers = job->kind == Kind::all_gather || job->kind == Kind::gather;
             const bool scatters = job->kind == Kind::reduce_scatter ||
                                   job->kind == Kind::scatter || job->kind == Kind::all_to_all;
@@ -73,10 +77,10 @@ void bind_channel(nb::module_& m) {
             if (job->kind == Kind::all_to_all || !(gathers || scatters)) {
               job->sizes.push_back(bytes);
             } else {
-              job->sizes = every;
+              job->sizes.assign(size_t(world), bytes);
             }
-            if (in) job->in = scatters ? pieces({in}, every) : pieces({in}, {bytes});
-            if (out) job->out = spreads ? pieces({out}, every) : pieces({out}, {bytes});
+            if (in) lay(job->in, in, scatters ? world : 1, bytes);
+            if (out) lay(job->out, out, spreads ? world : 1, bytes);
             nb::gil_scoped_release unlocked;
             c.submit(job, background);
             if (background) return job;
@@ -90,7 +94,7 @@ void bind_channel(nb::module_& m) {
              const std::vector<uint64_t>& in_at, const std::vector<uint64_t>& in_sizes,
              const std::vector<uint64_t>& out_at, const std::vector<uint64_t>& out_sizes,
              bool background) {
-            auto job = make(kind, dtype, item, reduction, root, holds_core, patience);
+            auto job = describe(std::make_shared<Job>(), kind, dtype, item, reduction, root, holds_core, patience);
             job->uneven = uneven;
             job->sizes = sizes;
             job->in = pieces(in_at, in_sizes);
@@ -101,7 +105,7 @@ void bind_channel(nb::module_& m) {
           })
       .def("refuse",
            [](Channel& c, const std::string& words, int64_t patience, bool background) {
-             auto job = make(int(Kind::refused), int(Dtype::other), 1, 0, 0, false, patience);
+             auto job = describe(std::make_shared<Job>(), int(Kind::refused), int(Dtype::other), 1, 0, 0, false, patience);
              job->words = words;
              c.submit(job, background);
              return job;

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Sequence
+from os import getpid
 from typing import Any
 
 import torch
@@ -29,11 +30,15 @@ from weft.fabric.host import (
     WITHDRAWN,
 )
 
+_world = dist.distributed_c10d._world
 FOREVER = 2**63 - 1
 _EMPTY = 64
 """Stands for the place of an empty tensor, which has none; nothing is ever read there."""
 
 _channels: dict[int, Channel] = {}
+"""By fabric."""
+_known: dict[int, Channel] = {}
+"""By the group that was asked for, or None."""
 
 
 class Channel:
@@ -43,9 +48,43 @@ class Channel:
         self.fabric = fabric
         self.native = fabric.channel
         self.rank, self.world = fabric.rank, fabric.world
+        self.group, self.pid = fabric.group, fabric.pid
+        self._alike = self.native.alike
         self._under_way: deque[tuple[_native.Job, Any]] = deque()
 
     # -- starting ----------------------------------------------------------------------------------
+
+    def at_once(
+        self,
+        kind: int,
+        dtype: torch.dtype,
+        source: int,
+        target: int,
+        num_bytes: int,
+        reduction: int = SUM,
+        root: int = 0,
+    ) -> None:
+        """Carries out a collective of checked arguments from place to place: as little Python as
+        can be, for small messages."""
+        fabric = self.fabric
+        if fabric.broken is not None:
+            raise self.over()
+        job = self._alike(
+            self.world,
+            kind,
+            DTYPES.get(dtype, OTHER),
+            dtype.itemsize,
+            reduction,
+            root,
+            False,
+            int(fabric.deadline * 1e9),
+            source or _EMPTY,
+            target or _EMPTY,
+            num_bytes,
+            False,
+        )
+        if job is not None:
+            self.wait(job)
 
     def alike(
         self,
@@ -209,12 +248,27 @@ class Channel:
 
 def of(group: dist.ProcessGroup | None = None) -> Channel:
     """The channel of a group (None: of all ranks)."""
+    key = id(group)
+    known = _known.get(key)
+    if known is not None and known.pid == getpid():
+        if group is None:
+            if known.group is _world.default_pg:
+                return known
+        elif known.group is group:
+            return known
+    found = _known[key] = _find(group)
+    return found
+
+
+def _find(group: dist.ProcessGroup | None) -> Channel:
     fabric = fabrics.of(group)
     channel = _channels.get(id(fabric))
     if channel is None or channel.fabric is not fabric:
         for key, other in list(_channels.items()):
             if other.fabric.closed:
                 del _channels[key]
+        for known in [key for key, other in _known.items() if other.fabric.closed]:
+            del _known[known]
         channel = _channels[id(fabric)] = Channel(fabric)
     return channel
 
