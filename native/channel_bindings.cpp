@@ -6,6 +6,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "channel.h"
+#include "messages.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -118,4 +119,38 @@ void bind_channel(nb::module_& m) {
       .def(
           "abort", [](Channel& c) { c.abort(); }, Unlocked())
       .def("late", [](Channel& c, Job& j) { return c.late(j); });
+
+  nb::class_<Message>(m, "Message")
+      .def_prop_ro("done", [](Message& message) { return message.done.load(); })
+      .def_prop_ro("source", [](Message& message) { return message.source; })
+      .def_prop_ro("total", [](Message& message) { return message.total; });
+
+  nb::class_<Messages>(m, "Messages")
+      .def(nb::init<Fabric&, int64_t, bool>(), "fabric"_a, "spin_ns"_a, "crowded"_a,
+           nb::keep_alive<1, 2>())
+      .def("start",
+           [](Messages& all, bool sends, int peer, uint64_t tag, uint64_t data, uint64_t bytes,
+              int64_t patience, bool background) {
+             auto message = std::make_shared<Message>();
+             message->peer = peer;
+             message->tag = tag;
+             message->data = pointer(data);
+             message->bytes = bytes;
+             message->deadline = now_ns() + patience;
+             nb::gil_scoped_release unlocked;
+             if (sends) {
+               all.send(message, background);
+             } else {
+               all.receive(message, background);
+             }
+             return message;
+           })
+      .def(
+          "wait",
+          [](Messages& all, Message& message, int64_t until) {
+            return result(all.wait(message, until));
+          },
+          Unlocked())
+      .def(
+          "abort", [](Messages& all) { all.abort(); }, Unlocked());
 }

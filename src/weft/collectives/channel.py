@@ -209,19 +209,28 @@ class Channel:
 
     def error(self, job: _native.Job, outcome: tuple[int, int]) -> Error:
         """The error for an outcome; the group is over unless the ranks only disagreed."""
-        code, rank = outcome
+        code = outcome[0]
         if code == DISAGREE:
             return Mismatch(job.words)
         if code == WITHDRAWN:
             return Cancelled(job.words)
-        where = f"in collective {job.number}"
-        error: Error
         if code == TIMEOUT:
             late = self.native.late(job)
             who = ("rank " if len(late) == 1 else "ranks ") + ", ".join(map(str, late))
-            waited_for = f"{who} to make it too" if late else "its peers to do their part"
+            waiting_for = f"{who} to make it too" if late else "its peers to do their part"
+            return self._fatal(outcome, f"in collective {job.number}", waiting_for)
+        return self._fatal(outcome, f"in collective {job.number}", "")
+
+    def message_error(self, outcome: tuple[int, int], what: str) -> Error:
+        """The error for a message that could not be sent or received."""
+        return self._fatal(outcome, f"about to {what}", "that rank's part")
+
+    def _fatal(self, outcome: tuple[int, int], where: str, waiting_for: str) -> Error:
+        code, rank = outcome
+        error: Error
+        if code == TIMEOUT:
             error = Timeout(
-                f"rank {self.rank} waited {self.fabric.deadline:g} s {where} for {waited_for}; "
+                f"rank {self.rank} was {where} and waited {self.patience:g} s for {waiting_for}; "
                 "see what that rank is doing, or allow more with weft.configure(deadline=...)"
             )
         elif code == PEER_LOST:
@@ -233,9 +242,14 @@ class Channel:
         elif self.fabric.broken is not None:
             return self.over()
         else:
-            error = Error(f"rank {self.rank} was stopped {where}")
+            error = Error(f"rank {self.rank} was stopped when it was {where}")
         self.fabric.give_up(error)
         return error
+
+    @property
+    def patience(self) -> float:
+        """How long a wait may take, in seconds."""
+        return self.fabric.deadline
 
     def over(self) -> Error:
         """What every call on a group says that is over."""

@@ -16,7 +16,7 @@ class Handle(Generic[Result]):
     """What `async_op=True` gives. Inputs must not be written, nor outputs read, before `wait`."""
 
     def __init__(self, channel: Channel, job: _native.Job, result: Result, name: str) -> None:
-        self._channel = channel
+        self.channel = channel
         self._job = job
         self._result = result
         self._name = name
@@ -35,7 +35,7 @@ class Handle(Generic[Result]):
         begun here is then cancelled on every rank, and the group lives on; one that had begun
         cannot be taken back, so the group is over.
         """
-        channel, job = self._channel, self._job
+        channel, job = self.channel, self._job
         if timeout is None:
             channel.wait(job)
             return self._result
@@ -52,18 +52,18 @@ class Handle(Generic[Result]):
     def cancel(self) -> bool:
         """Takes the collective back if it has not begun on this rank: it then ends as `Cancelled`
         on every rank. False, and no effect, if it has begun or is over."""
-        return self._channel.native.withdraw(self._job)
+        return self.channel.native.withdraw(self._job)
 
     def _late(self, timeout: float) -> Error:
-        rank, name = self._channel.rank, self._name
+        rank, name = self.channel.rank, self._name
         said = f"rank {rank} waited {timeout:g} s for its {name}"
         if self.cancel():
             return Timeout(f"{said}, which had not begun and is cancelled on every rank")
-        late = self._channel.native.late(self._job)
+        late = self.channel.native.late(self._job)
         who = ", ".join(map(str, late))
         missing = (
             f" ({'rank' if len(late) == 1 else 'ranks'} {who} did not make it)" if late else ""
         )
         error = Timeout(f"{said}{missing}; it had begun, so the group is over: form a new one")
-        self._channel.fabric.give_up(error)
+        self.channel.fabric.give_up(error)
         return error

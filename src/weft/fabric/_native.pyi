@@ -133,3 +133,24 @@ class Channel:
     def withdraw(self, job: Job, /) -> bool: ...
     def abort(self) -> None: ...
     def late(self, job: Job, /) -> list[int]: ...
+
+class Message:
+    done: bool
+    source: int
+    total: int
+
+class Messages:
+    def __init__(self, fabric: Fabric, spin_ns: int, crowded: bool) -> None: ...
+    def start(
+        self,
+        sends: bool,
+        peer: int,
+        tag: int,
+        data: int,
+        num_bytes: int,
+        patience: int,
+        background: bool,
+        /,
+    ) -> Message: ...
+    def wait(self, message: Message, until: int, /) -> Outcome: ...
+    def abort(self) -> None: ...

@@ -62,7 +62,8 @@ class HostFabric:
         self.pid = os.getpid()
         self.rank: int = dist.get_rank(group)
         self.world: int = dist.get_world_size(group)
-        self.deadline = _deadline()
+        own: float | None = getattr(group, "deadline", None)  # a group of weft's backend has one
+        self.deadline = _deadline() if own is None or "WEFT_DEADLINE" in os.environ else own
         self.link = Link()
         self.lock = threading.RLock()
         self.call = 0
@@ -74,6 +75,7 @@ class HostFabric:
         self.native = self._introduce()
         crowded = (os.cpu_count() or 1) < self.world
         self.channel = _native.Channel(self.native, SPIN_NS, crowded)
+        self.messages = _native.Messages(self.native, SPIN_NS, crowded)
         self.closed = False
         link = os.environ.get("WEFT_LINK")
         if link:
@@ -267,6 +269,7 @@ class HostFabric:
             self.broken = error
             self.native.fail(max(1, self.call))
             self.channel.abort()
+            self.messages.abort()
 
     def close(self) -> None:
         """Leaves the group. Peers that still read this rank's memory in the last call are not
@@ -276,6 +279,7 @@ class HostFabric:
         self.native.leave()
         if self.pid == os.getpid():
             self.channel.abort()
+            self.messages.abort()
         self.runners.clear()
         self._stage = [None, None]
         self._shared.clear()
