@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 
 from weft.collectives import channel as channels
 from weft.collectives.channel import Channel, check_reduction
@@ -125,8 +126,8 @@ def _refusing(method: Callable[..., Work]) -> Callable[..., Work]:
 class WeftGroup(dist.ProcessGroup):
     """A torch.distributed group on shared memory."""
 
-    def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
-        super().__init__(rank, size)
+    def __init__(self, store: Store, rank: int, size: int, timeout: timedelta) -> None:
+        super().__init__(rank, size)  # type: ignore[call-arg]
         self.store = store
         self.deadline = timeout.total_seconds()
         self._name = ""
@@ -142,7 +143,7 @@ class WeftGroup(dist.ProcessGroup):
         return NAME
 
     @property
-    def group_name(self) -> str:
+    def group_name(self) -> str:  # type: ignore[override]
         return self._name
 
     def _set_group_name(self, name: str) -> None:
@@ -174,7 +175,7 @@ class WeftGroup(dist.ProcessGroup):
     def _get_backend_name(self) -> str:
         return NAME
 
-    def get_group_store(self) -> dist.Store:
+    def get_group_store(self) -> Store:
         return self.store
 
     def shutdown(self) -> None:
@@ -245,7 +246,7 @@ class WeftGroup(dist.ProcessGroup):
     ) -> Work:
         return self.all_gather_single_coalesced([output], [tensor], opts)
 
-    _allgather_base = all_gather_single
+    _allgather_base = all_gather_single  # type: ignore[assignment]
 
     @_refusing
     def all_gather_single_coalesced(
@@ -280,7 +281,7 @@ class WeftGroup(dist.ProcessGroup):
     ) -> Work:
         return self.reduce_scatter_single_coalesced([output], [tensor], opts)
 
-    _reduce_scatter_base = reduce_scatter_single
+    _reduce_scatter_base = reduce_scatter_single  # type: ignore[assignment]
 
     @_refusing
     def reduce_scatter_single_coalesced(
@@ -458,7 +459,7 @@ def _split_bytes(
     return [size * row for size in splits]
 
 
-def _create(store: dist.Store, rank: int, size: int, timeout: timedelta) -> WeftGroup:
+def _create(store: Store, rank: int, size: int, timeout: timedelta) -> WeftGroup:
     return WeftGroup(store, rank, size, timeout)
 
 

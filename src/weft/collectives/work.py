@@ -114,7 +114,7 @@ class Work(dist.Work):
     def synchronize(self) -> None:
         self.wait()
 
-    def wait(self, timeout: timedelta | None = None) -> bool:  # type: ignore[override]
+    def wait(self, timeout: timedelta | None = None) -> bool:
         if self._error is not None:
             raise self._error
         seconds = timeout.total_seconds() if timeout else 0.0
@@ -129,9 +129,9 @@ class Work(dist.Work):
                 self._finish.pop(0)()
         return True
 
-    def get_future(self) -> Future[Any]:  # type: ignore[override]
+    def get_future(self) -> Future[Any]:
         if self._future is None:
-            self._future = Future()  # type: ignore[no-untyped-call]
+            self._future = Future()
             if self.is_completed():
                 _complete(self)
             else:
