@@ -180,6 +180,7 @@ bool Channel::withdraw(Job& job) {
   if (job.done.load() || job.phase != Job::Phase::start) return false;
   const auto same = [&](const std::shared_ptr<Job>& other) { return other.get() == &job; };
   if (std::none_of(queue_.begin(), queue_.end(), same)) return false;  // just begun
+  job.chunk = kChunkBytes;
   job.words = describe(job);
   job.kind = Kind::refused;
   job.withdrawn = true;
@@ -268,8 +269,9 @@ Outcome Channel::await(Job& job, bool patient, int64_t until, Ready ready) {
   int64_t look = now + kSlice / 4;
   for (;;) {
     if (now >= until) return {};
-    bell.sleep(std::clamp<int64_t>(std::min({until, job.deadline, look}) - now, 0, kSlice), ready);
-    if (ready()) return {};
+    const int64_t left = std::min({until, job.deadline, look}) - now;
+    // A piece of work that `ready` did may have been the last: it must count.
+    if (bell.sleep(std::clamp<int64_t>(left, 0, kSlice), ready) || ready()) return {};
     if (aborted_.load()) return {Code::cancelled, -1};
     now = now_ns();
     if (now < look && now < job.deadline) continue;

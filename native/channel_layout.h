@@ -29,14 +29,16 @@ struct alignas(64) Bell {
     futex_wake_all(&value);
   }
 
-  // Sleeps unless `ready` or rung, at most so long.
+  // Sleeps unless `ready` or rung, at most so long; gives what `ready` said.
   template <class Ready>
-  void sleep(int64_t timeout_ns, Ready ready) {
+  bool sleep(int64_t timeout_ns, Ready ready) {
     sleepers.fetch_add(1, std::memory_order_seq_cst);
     const uint32_t seen = value.load(std::memory_order_seq_cst);
     std::atomic_thread_fence(std::memory_order_seq_cst);
-    if (!ready()) futex_wait(&value, seen, timeout_ns);
+    const bool is_ready = ready();
+    if (!is_ready) futex_wait(&value, seen, timeout_ns);
     sleepers.fetch_sub(1, std::memory_order_seq_cst);
+    return is_ready;
   }
 };
 

@@ -262,8 +262,7 @@ Outcome Messages::wait(Message& message, int64_t until) {
       for (const auto& coming : current_)
         if (coming && coming->due > now) next = std::min(next, coming->due);
     }
-    bell.sleep(next - now, ready);
-    if (ready()) return message.outcome;
+    if (bell.sleep(next - now, ready) || ready()) return message.outcome;
     now = now_ns();
   }
   const Outcome peer = check_peer(message.peer);

@@ -39,9 +39,7 @@ def bad(case):
         "no tensor": lambda: weft.all_gather(None if one else torch.ones(3)),
         "reduction": lambda: weft.all_reduce(torch.ones(3), "bor" if one else "sum"),
         "word": lambda: weft.all_reduce(torch.ones(3), "summ" if one else "sum"),
-        "splits": lambda: weft.all_to_all(
-            torch.ones(4), [3, 1] if one else [2, 2], [2, 2] if one else [2, 2]
-        ),
+        "splits": lambda: weft.all_to_all(torch.ones(4), [3, 1] if one else [2, 2], [2, 2]),
         "sum of splits": lambda: weft.all_to_all(torch.ones(4), [2, 1 if one else 2], [2, 2]),
         "one list": lambda: weft.all_to_all(torch.ones(4), [2, 2], None if one else [2, 2]),
         "out": lambda: weft.all_gather(torch.ones(3), out=torch.ones(5 if one else 6)),
@@ -129,6 +127,7 @@ def test_a_lost_peer_fails_the_call_and_every_handle(fresh_ranks, kind, backgrou
 
 def too_late():
     """Rank 1 never comes: the deadline of `wait`, and what comes after it."""
+    weft.all_reduce(torch.ones(1))
     if dist.get_rank() == 1:
         time.sleep(1.5)
         return None
@@ -191,8 +190,7 @@ def cancelling(calls, seed):
                 try:
                     result = handle.wait()
                 except weft.Cancelled as error:
-                    cancelled += 1
-                    assert "was cancelled by rank" in str(error)
+                    cancelled += "was cancelled by rank" in str(error)
                 else:
                     assert result.numel() == size * (world if kind else 1)
                     assert float(result[-1]) == (1 if kind else world)
