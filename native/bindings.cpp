@@ -13,6 +13,7 @@
 #include "engine.h"
 
 namespace nb = nanobind;
+void bind_channel(nb::module_& m);  // channel_bindings.cpp
 using namespace nb::literals;
 using namespace weft;
 
@@ -223,4 +224,5 @@ NB_MODULE(_native, m) {
             return result(f.wait_released(call, deadline));
           },
           Unlocked());
+  bind_channel(m);
 }

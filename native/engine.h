@@ -64,6 +64,9 @@ struct Call {
   std::vector<Span> spans;
 };
 
+// For a thread that mostly sleeps: it should run at once when it wakes.
+void become_responsive();
+
 class Engine;
 
 class Fabric {

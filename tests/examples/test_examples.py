@@ -13,6 +13,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 SMALL = {
     "transformer": ["--steps", "4", "--sequence", "16", "--size", "16"],
     "moe": ["--tokens", "64", "--size", "16"],
+    "fsdp2": ["--steps", "4", "--size", "32", "--layers", "2"],
     "decode": ["--tokens", "4", "--size", "32", "--layers", "1"],
 }
 
@@ -49,3 +50,9 @@ def test_decode():
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
 def test_every_example_is_tested(path):
     assert path.stem in SMALL
+
+
+def test_fsdp2():
+    output = run("fsdp2")
+    assert re.search(r"gloo  loss .*\nweft  loss ", output)
+    assert float(re.search(r"largest difference of a loss: (\S+)", output)[1]) <= 1e-6

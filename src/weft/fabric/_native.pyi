@@ -84,3 +84,74 @@ class Fabric:
     def fail(self, call: int) -> None: ...
     def failed(self, rank: int) -> int: ...
     def wait_released(self, call: int, deadline: int) -> Outcome: ...
+
+class Job:
+    done: bool
+    outcome: Outcome
+    number: int
+    words: str
+
+def can_reduce(dtype: int, reduction: int) -> bool: ...
+
+class Channel:
+    def __init__(self, fabric: Fabric, spin_ns: int, crowded: bool) -> None: ...
+    def alike(
+        self,
+        world: int,
+        kind: int,
+        dtype: int,
+        item: int,
+        reduction: int,
+        root: int,
+        holds_core: bool,
+        patience: int,
+        source: int,
+        target: int,
+        num_bytes: int,
+        background: bool,
+        /,
+    ) -> Job | None: ...
+    def various(
+        self,
+        kind: int,
+        dtype: int,
+        item: int,
+        reduction: int,
+        root: int,
+        holds_core: bool,
+        patience: int,
+        uneven: bool,
+        sizes: Sequence[int],
+        in_at: Sequence[int],
+        in_sizes: Sequence[int],
+        out_at: Sequence[int],
+        out_sizes: Sequence[int],
+        background: bool,
+        /,
+    ) -> Job: ...
+    def refuse(self, words: str, patience: int, background: bool, /) -> Job: ...
+    def wait(self, job: Job, until: int, /) -> Outcome: ...
+    def withdraw(self, job: Job, /) -> bool: ...
+    def abort(self) -> None: ...
+    def late(self, job: Job, /) -> list[int]: ...
+
+class Message:
+    done: bool
+    source: int
+    total: int
+
+class Messages:
+    def __init__(self, fabric: Fabric, spin_ns: int, crowded: bool) -> None: ...
+    def start(
+        self,
+        sends: bool,
+        peer: int,
+        tag: int,
+        data: int,
+        num_bytes: int,
+        patience: int,
+        background: bool,
+        /,
+    ) -> Message: ...
+    def wait(self, message: Message, until: int, /) -> Outcome: ...
+    def abort(self) -> None: ...

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from weft.errors import Unsupported
 from weft.plan.tasks import (
@@ -56,6 +57,9 @@ class Builder:
         target: Region,
         *,
         peer: int,
+        also: Iterable[Region] = (),
+        swaps: bool = False,
+        prelaunched: bool = True,
         after: Iterable[int | None] = (),
         label: str,
     ) -> int | None:
@@ -63,7 +67,8 @@ class Builder:
             return None
         # Direct moves nothing for the GEMM; what is asked for as a copy goes over an engine.
         engine: Engine = "dma" if self.schedule.engine == "direct" else self.schedule.engine
-        return self._add(Copy(self._id, rank, _ids(after), label, source, target, engine, peer))
+        task = Copy(self._id, rank, _ids(after), label, source, target, engine, peer)
+        return self._add(replace(task, also=tuple(also), swaps=swaps, prelaunched=prelaunched))
 
     def matmul(
         self,

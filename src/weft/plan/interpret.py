@@ -27,7 +27,7 @@ def interpret(
     """
     memory = {
         (b.rank, b.name): np.array(inputs[(b.rank, b.name)], dtype=np.float64)
-        if b.kind == "input"
+        if b.kind in ("input", "inplace")
         else np.full((b.rows, b.columns), np.nan)
         for b in plan.buffers
     }
@@ -55,4 +55,5 @@ def interpret(
         values = [view(source).copy() for source in task.reads()]
         for target, value in zip(task.writes(), values, strict=True):
             view(target)[...] = value
-    return {(b.rank, b.name): memory[(b.rank, b.name)] for b in plan.buffers if b.kind == "output"}
+    results = ("output", "inplace")
+    return {(b.rank, b.name): memory[(b.rank, b.name)] for b in plan.buffers if b.kind in results}

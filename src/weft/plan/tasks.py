@@ -15,12 +15,13 @@ from weft.schedule import Engine, Schedule
 from weft.strategy import Strategy
 from weft.timeline import COMPUTE
 
-BufferKind = Literal["input", "output", "workspace"]
+BufferKind = Literal["input", "output", "workspace", "inplace"]
 
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """A matrix in the memory of one rank. Inputs are there before the plan starts."""
+    """A matrix in the memory of one rank. Inputs are there before the plan starts, as is what
+    is worked on in place."""
 
     name: str
     rank: int
@@ -94,12 +95,19 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Copy(Task):
-    """Moves a region on the engine lane of a peer; source and target have the same shape."""
+    """Moves a region on the engine lane of a peer; source and target have the same shape.
+
+    One command may do more: bring the same bytes to further targets (`also`), or exchange source
+    and target (`swaps`). One that is not `prelaunched` is given to its engine when it is due.
+    """
 
     source: Region
     target: Region
     engine: Engine
     peer: int
+    also: tuple[Region, ...] = ()
+    swaps: bool = False
+    prelaunched: bool = True
 
     kind: ClassVar[str] = "copy"
 
@@ -108,10 +116,12 @@ class Copy(Task):
         return f"engine {self.peer}"
 
     def reads(self) -> tuple[Region, ...]:
-        return (self.source,)
+        if self.swaps:
+            return (self.source, self.target)
+        return (self.source,) * (1 + len(self.also))
 
     def writes(self) -> tuple[Region, ...]:
-        return (self.target,)
+        return (self.target, self.source) if self.swaps else (self.target, *self.also)
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,8 +269,10 @@ class Plan:
             if task.rank != rank:
                 continue
             if isinstance(task, Copy):
-                if task.source.rank != task.target.rank:
-                    moved[task.engine] = moved.get(task.engine, 0) + self.num_bytes(task.source)
+                pairs = zip(task.reads(), task.writes(), strict=True)
+                remote = sum(self.num_bytes(s) for s, t in pairs if s.rank != t.rank)
+                if remote:
+                    moved[task.engine] = moved.get(task.engine, 0) + remote
             else:
                 used = (*task.reads(), *task.writes())
                 remote = sum(self.num_bytes(r) for r in used if r.rank != rank)

@@ -113,7 +113,7 @@ class Contents:
     def __init__(self, plan: Plan) -> None:
         self._rows: dict[Key, _Rows] = {(b.rank, b.name): _Rows() for b in plan.buffers}
         for buffer in plan.buffers:
-            if buffer.kind == "input" and buffer.rows * buffer.columns > 0:
+            if buffer.kind in ("input", "inplace") and buffer.rows * buffer.columns > 0:
                 key = (buffer.rank, buffer.name)
                 whole = Piece(0, buffer.rows, 0, buffer.columns, Data(key, 0, 0))
                 self._rows[key].replace(slice(0, 0), [whole])

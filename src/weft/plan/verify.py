@@ -136,8 +136,10 @@ def _check_moves(plan: Plan) -> None:
             raise InvalidPlan(f"{task.label!r} of rank {task.rank} permutes another rank's memory")
         if isinstance(task, Reduce) and any(r.rank != task.rank for r in task.targets):
             raise InvalidPlan(f"{task.label!r} of rank {task.rank} sums into another rank's memory")
-        if isinstance(task, Copy) and task.source.rank != task.target.rank:
-            moved.setdefault((task.target.rank, *task.source.key), []).append(task.source)
+        if isinstance(task, Copy):
+            for start, end in zip(task.reads(), task.writes(), strict=True):
+                if start.rank != end.rank:
+                    moved.setdefault((end.rank, *start.key), []).append(start)
     for (rank, source, buffer), regions in moved.items():
         for i, j in _overlaps(regions, regions):
             if i < j:

@@ -6,7 +6,7 @@ Numbers come from `weft.simulate.cost`; here they are brought into the form that
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import sqrt
 
 from weft.machine import DTYPES, Machine
@@ -75,11 +75,13 @@ class Demands:
         self._transfers: dict[tuple[object, ...], Transfer] = {}
         self._kernels: dict[tuple[object, ...], Kernel] = {}
         self._loads: dict[tuple[int, str], float] = {}
+        self._turns: dict[tuple[int, str], int] = {}
 
     def transfer(self, task: Copy) -> Transfer:
         here, there = task.source, task.target
         ranks = (task.rank, here.rank, there.rank, task.peer)
-        key = (here.rows, here.columns, here.buffer, there.buffer, task.engine, *ranks)
+        more = (task.swaps, task.prelaunched, *(region.rank for region in task.also))
+        key = (here.rows, here.columns, here.buffer, there.buffer, task.engine, *ranks, *more)
         found = self._transfers.get(key)
         if found is None:
             found = self._transfers[key] = self._copy(task)
@@ -104,10 +106,22 @@ class Demands:
         size, runs = self.plan.num_bytes(task.source), runs_of(self.plan, task)
         source, target = task.source.rank, task.target.rank
         remote = source != target
-        cost = copy(machine, size, rows=runs, engine=task.engine, prelaunched=True, remote=remote)
-        wanted: Draws = node.route(source, target, 1.0) if remote else []
+        ahead = task.prelaunched
+        cost = copy(machine, size, rows=runs, engine=task.engine, prelaunched=ahead, remote=remote)
+        if task.also or task.swaps:  # one command to several ends gives each of them a share
+            engines = machine.engines
+            share = engines.swap_share if task.swaps else engines.broadcast_share
+            cost = replace(cost, rate=cost.rate * share)
         traffic = cost.traffic / size
-        wanted += [(("memory", source, 0), traffic), (("memory", target, 0), traffic)]
+        wanted: Draws = []
+        for start, end in zip(task.reads(), task.writes(), strict=True):
+            wanted += node.route(start.rank, end.rank, 1.0) if start.rank != end.rank else []
+            wanted += [(("memory", start.rank, 0), traffic), (("memory", end.rank, 0), traffic)]
+        if not ahead:  # one thread of the host commands engine after engine
+            engines = machine.engines
+            turn = self._turns.setdefault((task.rank, task.lane), len(self._lanes(task.rank)))
+            later = turn * (engines.command + engines.schedule)
+            cost = replace(cost, command=cost.command + later)
         following = cost.command
         if task.engine == "dma":
             following = machine.engines.next_packet
@@ -119,6 +133,10 @@ class Demands:
         return Transfer(
             size, cost.rate, draws, cost.command, following, cost.completion, cost.units
         )
+
+    def _lanes(self, rank: int) -> list[str]:
+        """The engine lanes of a rank that the host has commanded so far."""
+        return [lane for owner, lane in self._turns if owner == rank]
 
     def _move(self, task: Permute | Reduce) -> Kernel:
         """A permute or a sum: all that counts is the bytes it reads and writes, and from where."""

@@ -48,7 +48,8 @@ def _signature(
     after = sorted(((plan.tasks[other].rank - rank) % world, place[other]) for other in task.after)
     if isinstance(task, Copy):
         lane = (task.peer - rank) % world
-        return (task.kind, after, size(task.source), size(task.target), task.engine, lane)
+        ends = (size(task.source), size(task.target), *map(size, task.also))
+        return (task.kind, after, *ends, task.engine, lane, task.swaps, task.prelaunched)
     if isinstance(task, Permute):
         return (task.kind, after, *map(size, task.sources), *map(size, task.targets))
     if isinstance(task, Reduce):
