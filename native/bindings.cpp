@@ -12,6 +12,8 @@
 
 #include "engine.h"
 
+void bind_fused(nanobind::module_& m);
+
 namespace nb = nanobind;
 using namespace nb::literals;
 using namespace weft;
@@ -217,4 +219,5 @@ NB_MODULE(_native, m) {
             return result(f.wait_released(call, deadline));
           },
           Unlocked());
+  bind_fused(m);
 }

@@ -11,6 +11,7 @@ from weft.fabric import Link
 from weft.fabric import of as _fabric_of
 from weft.ops.all_gather_matmul import all_gather_matmul
 from weft.ops.all_to_all_matmul import all_to_all_matmul
+from weft.ops.embedding_all_to_all import embedding_all_to_all
 from weft.ops.matmul_all_reduce import matmul_all_reduce
 from weft.ops.matmul_all_to_all import matmul_all_to_all
 from weft.ops.matmul_reduce_scatter import matmul_reduce_scatter
@@ -84,6 +85,7 @@ __all__ = [
     "all_to_all_matmul",
     "compile",
     "configure",
+    "embedding_all_to_all",
     "explain",
     "matmul_all_reduce",
     "matmul_all_to_all",

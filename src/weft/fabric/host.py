@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 from weft.errors import Error, PeerLost, Timeout, Unsupported
 from weft.fabric import _native
+from weft.fabric.landing import Landings
 from weft.fabric.link import TOPOLOGIES, Link
 
 OK, TIMEOUT, PEER_LOST, PEER_LEFT, PEER_FAILED, CANCELLED, DISAGREE, AGAIN = range(8)
@@ -71,6 +72,7 @@ class HostFabric:
         self._stage: list[_native.Block | None] = [None, None]
         self._shared: dict[tuple[str, int], Shared] = {}
         self._workspace = torch.empty(0, dtype=torch.uint8)
+        self.landings = Landings(self._allocate)
         self.native = self._introduce()
         link = os.environ.get("WEFT_LINK")
         if link:
@@ -217,11 +219,17 @@ class HostFabric:
     def deadline_ns(self) -> int:
         return _native.now_ns() + int(self.deadline * 1e9)
 
-    def wait(self, what: Callable[[], Outcome], doing: str, waiting_for: str) -> Outcome:
+    def wait(
+        self,
+        what: Callable[[], Outcome],
+        doing: str,
+        waiting_for: str,
+        first: Outcome | None = None,
+    ) -> Outcome:
         """Repeats a native wait until it has an answer (Python handles its signals in between);
-        raises if the answer is that the call cannot go on."""
+        raises if the answer is that the call cannot go on. first: what it answered before."""
         while True:
-            outcome = what()
+            outcome, first = first or what(), None
             if outcome[0] == OK or outcome[0] == DISAGREE or outcome[0] == CANCELLED:
                 return outcome
             if outcome[0] != AGAIN:
@@ -272,6 +280,7 @@ class HostFabric:
         self.runners.clear()
         self._stage = [None, None]
         self._shared.clear()
+        self.landings.clear()
 
 
 def _check_cards(cards: Sequence[_Card]) -> None:

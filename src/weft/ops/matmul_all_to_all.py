@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 
 from weft import fabric as fabrics
+from weft.fabric import HostFabric
+from weft.fabric.landing import Landing
 from weft.ops.common import (
     as_rows,
     as_shaped,
@@ -25,6 +27,7 @@ from weft.ops.common import (
     resized,
     resolve_group,
 )
+from weft.ops.landed import give_up, handed_over, landing_for
 from weft.plan.matmul_all_to_all import MatmulAllToAll
 from weft.plan.scattering import shared_bytes
 from weft.plan.tasks import Plannable
@@ -87,8 +90,9 @@ def _run(
     out: torch.Tensor | None,
 ) -> torch.Tensor:
     fabric = fabrics.of(group)
+    landing: Landing | None = None
     try:
-        chosen, why = choose(fabric, schedule)
+        chosen, why = _choose(fabric, schedule)
         check_operands("x", x, [w])
         rows, inner = as_rows(x, 0)
         one = num_rows(inner)
@@ -106,17 +110,41 @@ def _run(
         )
         proposal = Proposal(NAME, same, (("K", rows.shape[1]), ("splits", (sent, taken)))).checked()
         dtype = dtype_name(x.dtype)
-        spaces = shared_bytes(chosen, fabric.world, made, sum(taken), n, dtype, False)
+        if chosen.fusion == "kernel" and fabric.world > 1:
+            spaces = {}
+            landing = landing_for(fabric, shape, x.dtype, out)
+        else:
+            spaces = shared_bytes(chosen, fabric.world, made, sum(taken), n, dtype, False)
     except Exception as error:
         refuse(fabric, NAME, error)
         raise
 
     def outputs(operation: Plannable, rank: int) -> Tensors:
+        if landing is not None:
+            return {"y": landing.tensor}
         return {"y": x.new_empty(shape) if out is None else out}
 
     inputs = {"x": rows, "w": w}
-    y = carry_out(fabric, proposal, chosen, why, inputs, (), _combine, outputs, spaces)["y"]
-    return as_shaped(y, x, 0)
+    places = {} if landing is None else {"y": landing.offset}
+    try:
+        y = carry_out(fabric, proposal, chosen, why, inputs, (), _combine, outputs, spaces, places)[
+            "y"
+        ]
+    except BaseException:
+        if landing is not None:
+            give_up(fabric, landing)
+        raise
+    return as_shaped(y if landing is None else handed_over(landing, out), x, 0)
+
+
+def _choose(fabric: HostFabric, schedule: str | Schedule) -> tuple[Schedule, str]:
+    """The schedule of a call, and why: where links are as fast as memory, products are made in the
+    y of the rank that needs them, in as few pieces as can be."""
+    chosen, why = choose(fabric, schedule)
+    asked = why in ("asked for", "WEFT_SCHEDULE is set")
+    if not asked and not fabric.link.paced and fabric.world > 1:
+        return Schedule.parse("fused:1"), "links are as fast as memory: made where it is needed"
+    return chosen, why
 
 
 def _combine(proposals: Sequence[Proposal]) -> MatmulAllToAll:

@@ -10,6 +10,8 @@ import torch.distributed as dist
 
 from weft import fabric as fabrics
 from weft.errors import Mismatch, Unsupported
+from weft.fabric import HostFabric
+from weft.fabric.landing import Landing
 from weft.operation import split
 from weft.ops.common import (
     as_rows,
@@ -21,7 +23,11 @@ from weft.ops.common import (
     dtype_name,
     num_rows,
 )
-from weft.plan.matmul_all_reduce import MatmulAllReduce
+from weft.ops.few_rows import check_weight, choose_for, widened
+from weft.ops.landed import give_up, handed_over, landing_for
+from weft.ops.packing import packed
+from weft.plan.in_kernel import inbox_bytes
+from weft.plan.matmul_all_reduce import FEW_ROWS, MatmulAllReduce, shares_columns
 from weft.plan.matmul_reduce_scatter import MatmulReduceScatter
 from weft.plan.scattering import shared_bytes
 from weft.plan.tasks import Plannable
@@ -42,13 +48,19 @@ def summed(
     schedule: str | Schedule,
     own_rows: int | None,
     out: torch.Tensor | None,
+    scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The sum of the ranks' x @ w: this rank's rows of it, or for `matmul_all_reduce` all."""
     fabric = fabrics.of(group)
     everywhere = _OPERATIONS[name].everywhere
+    landing: Landing | None = None
     try:
         chosen, why = choose(fabric, schedule)
-        check_operands("x", x, [w])
+        if everywhere and isinstance(x, torch.Tensor) and isinstance(w, torch.Tensor):
+            m = x.numel() // max(x.shape[-1], 1) if x.dim() else 0
+            chosen, why = choose_for(fabric, schedule, m, x.dtype)
+            w, scale = _prepared(fabric, chosen, x, w, scale, m)
+        check_operands("x", x, [w], any_weight=scale is not None or everywhere)
         dim = check_dim("scatter_dim", dim, x)
         if reduce_op not in ("sum", "avg"):
             raise Unsupported(f"reduce_op must be 'sum' or 'avg', not {reduce_op!r}")
@@ -65,21 +77,60 @@ def summed(
         if out is not None:
             check_out("out", out, x, [w], n, shape[0])
         proposal = _proposal(name, m, n, rows.shape[1], own, x.dtype, chosen, reduce_op, inner)
-        spaces = shared_bytes(chosen, fabric.world, m, own, n, dtype_name(x.dtype), True)
-        if everywhere:
-            spaces["reduced"] = own * n * x.dtype.itemsize
+        if chosen.fusion == "kernel" and fabric.world > 1:
+            spaces = {"inbox": inbox_bytes(fabric.world, fabric.rank, m, n, dtype_name(x.dtype))}
+            landing = landing_for(fabric, shape, x.dtype, out)
+        else:
+            spaces = shared_bytes(chosen, fabric.world, m, own, n, dtype_name(x.dtype), True)
+            if everywhere and shares_columns(chosen, m, fabric.world):
+                spaces["reduced"] = m * split(n, fabric.world)[fabric.rank] * x.dtype.itemsize
+            elif everywhere:
+                spaces["reduced"] = own * n * x.dtype.itemsize
     except Exception as error:
         refuse(fabric, name, error)
         raise
 
     def outputs(operation: Plannable, rank: int) -> Tensors:
+        if landing is not None:
+            return {"y": landing.tensor}
         return {"y": x.new_empty(shape) if out is None else out}
 
     inputs = {"x": rows, "w": w}
-    y = carry_out(fabric, proposal, chosen, why, inputs, (), _combine, outputs, spaces)["y"]
+    if scale is not None:
+        inputs["scale"] = scale
+    places = {} if landing is None else {"y": landing.offset}
+    try:
+        y = carry_out(fabric, proposal, chosen, why, inputs, (), _combine, outputs, spaces, places)[
+            "y"
+        ]
+    except BaseException:
+        if landing is not None:
+            give_up(fabric, landing)
+        raise
+    if landing is not None:
+        y = handed_over(landing, out)
     if reduce_op == "avg":
         y.div_(fabric.world)
     return as_shaped(y, x, dim)
+
+
+def _prepared(
+    fabric: HostFabric,
+    schedule: Schedule,
+    x: torch.Tensor,
+    w: torch.Tensor,
+    scale: torch.Tensor | None,
+    m: int,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """w as the schedule wants it: the kernel for few rows takes it in its own dtype and packed,
+    all others in the dtype of x."""
+    if w.dim() != 2 or w.device.type != "cpu" or x.device.type != "cpu":
+        return w, None  # refused with the other checks
+    check_weight(x, w, scale)
+    fused = schedule.fusion == "kernel" and fabric.world > 1
+    if fused and m <= FEW_ROWS and x.dtype != torch.float64:
+        return packed(w), None if scale is None else scale.contiguous()
+    return widened(x, w, scale), None
 
 
 @lru_cache(maxsize=4096)

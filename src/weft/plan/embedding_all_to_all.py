@@ -32,12 +32,13 @@ class EmbeddingAllToAll:
     """Y on rank r = for its bags, the pooled rows of the tables of rank 0, of rank 1, and so on.
 
     batch: how many bags each rank gets. columns: the sum of its tables' dims, for every rank.
-    pooling: how many rows a bag adds up, in the mean; no result depends on it, but times do.
+    pooling: how many rows a bag adds up, in the mean, or 0 where it is not known; no result depends
+    on it, but times do.
     """
 
     batch: tuple[int, ...]
     columns: tuple[int, ...]
-    pooling: int = 1
+    pooling: int = 0
     dtype: str = "float32"
 
     name: ClassVar[str] = "embedding_all_to_all"
@@ -54,10 +55,9 @@ class EmbeddingAllToAll:
 
     @property
     def label(self) -> str:
-        return (
-            f"{self.name} of {sum(self.batch)} bags of {self.pooling} rows, {self.columns[0]} "
-            f"columns a rank, {self.dtype} on {self.world} ranks"
-        )
+        bags = f"{sum(self.batch)} bags" + (f" of {self.pooling} rows" if self.pooling else "")
+        columns = f"{self.columns[0]} columns a rank"
+        return f"{self.name} of {bags}, {columns}, {self.dtype} on {self.world} ranks"
 
     def num_flops(self, rank: int) -> int:
         return sum(self.batch) * self.columns[rank] * self.pooling

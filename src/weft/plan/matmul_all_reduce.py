@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from weft.operation import ITEM_BYTES, register, split
+from weft.operation import ITEM_BYTES, register
 from weft.plan import in_kernel, scattering
 from weft.plan.matmul_reduce_scatter import MatmulReduceScatter
 from weft.plan.tasks import Plan
@@ -29,13 +29,8 @@ class MatmulAllReduce(MatmulReduceScatter):
     in_kernel: ClassVar[bool] = True
 
     def num_bytes(self, source: int, target: int) -> int:
-        if source == target:
-            return 0
-        if self.m <= FEW_ROWS:
-            columns = split(self.n, self.world)
-            return (columns[target] + columns[source]) * self.m * ITEM_BYTES[self.dtype]
         rows = self.rows[target] + self.rows[source]
-        return rows * self.n * ITEM_BYTES[self.dtype]
+        return 0 if source == target else rows * self.n * ITEM_BYTES[self.dtype]
 
     def lower(self, schedule: Schedule) -> Plan:
         if schedule.fusion == "kernel":

@@ -222,7 +222,7 @@ class Lookup(Task):
 
     The sources are rectangles of `bags`, an input that is never in memory: row b, column c stands
     for what the tables have at column c, pooled over the rows that bag b asks for, which are
-    `pooling` rows in the mean.
+    `pooling` rows in the mean (0: not known).
     """
 
     sources: tuple[Region, ...]

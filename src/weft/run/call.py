@@ -21,6 +21,7 @@ from weft.plan.tasks import Plan, Plannable
 from weft.plan.verify import verify
 from weft.run import record
 from weft.run.executor import Runner
+from weft.run.kernel import runner_of
 from weft.run.proposal import Proposal, check_same
 from weft.schedule import Schedule
 from weft.timeline import Timeline
@@ -56,6 +57,7 @@ def carry_out(
     combine: Combine,
     outputs: Outputs,
     workspaces: Mapping[str, int] = MappingProxyType({}),
+    landings: Mapping[str, int] = MappingProxyType({}),
 ) -> Tensors:
     """Carries out a call and gives its outputs by buffer name.
 
@@ -63,7 +65,8 @@ def carry_out(
     make, or `Mismatch`. outputs: makes the outputs of this rank for an operation. workspaces: the
     bytes of this rank's workspace that peers touch, by name; as headers say where it is, it is
     placed before the ranks have agreed, so its names are the same on all ranks, and its sizes
-    follow from the rank's own arguments.
+    follow from the rank's own arguments. landings: where in this rank's part of the heap those
+    outputs lie that peers store into, by name.
     """
     global last
     with fabric.lock:
@@ -74,6 +77,9 @@ def carry_out(
             placed, space = _place(fabric, call, proposal, exposed, workspaces)
             offsets = [offset for offset, _ in placed] + [s.offset for s in space.values()]
             slots = [*shared, *space]
+            if fabric.world > 1:
+                offsets += landings.values()
+                slots += landings
             memory = {name: s.memory for name, s in space.items()}
             fabric.native.enter(call, proposal.signature, offsets, proposal.blob)
             runner = fabric.runners.get(proposal.signature)
@@ -169,7 +175,7 @@ def _agree(
     if runner is None:
         plan = combine(proposals).lower(schedule)
         verify(plan)
-        runner = Runner(plan, fabric, signatures, slots)
+        runner = runner_of(plan, fabric, signatures, slots)
         _keep(fabric, signatures, runner)
     _keep(fabric, proposal.signature, runner)
     return runner

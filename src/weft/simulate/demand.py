@@ -108,7 +108,9 @@ class Demands:
             return _NOTHING
         if not isinstance(task, Matmul):
             sizes = [(r.rank, self.plan.num_bytes(r)) for r in (*task.sources, *task.targets)]
-            key: tuple[object, ...] = (task.rank, task.kind, *sizes)
+            key: tuple[object, ...] = (task.rank, task.kind, self._pipelined(task), *sizes)
+            if isinstance(task, Lookup):
+                key = (*key, task.pooling)
         else:
             a, b, c = task.a, task.b, task.c
             shape = (a.rows, b.columns, a.columns, task.transposed, task.accumulate)
@@ -147,8 +149,7 @@ class Demands:
         if isinstance(task, Lookup):
             read *= task.pooling
         written = sum(map(self.plan.num_bytes, task.targets))
-        # Workers of one kernel do not wait for each other: its way to memory is paid for once.
-        within = machine.memory.latency if self._follows(task) else 0.0
+        within = machine.memory.latency if self._pipelined(task) else 0.0
 
         def body(units: int) -> float:
             return memory_bound(machine, read, written, units=units).memory_seconds - within
@@ -201,10 +202,14 @@ class Demands:
         launch = whole.launch + (self.machine.links.latency if reach else 0.0)
         return Kernel(launch, traffic, draws, lambda units: share * whole.body(units), reach)
 
-    def _follows(self, task: AnyTask) -> bool:
-        """Whether a task is a later part of a kernel, and reads only what was there before it."""
+    def _pipelined(self, task: AnyTask) -> bool:
+        """Whether the way to memory is hidden behind other work of the same kernel: its workers do
+        not wait for each other, so only the first of its tasks and the last sum show it."""
+        if not self.plan.one_launch:
+            return False
         lane = self.plan.lanes[(task.rank, task.lane)]
-        return self.plan.one_launch and not task.after and lane[0] is not task
+        last = next((t for t in reversed(lane) if isinstance(t, Reduce)), None)
+        return task is not lane[0] and task is not last
 
     def _remote(
         self, rank: int, regions: tuple[Region, ...], traffic: float, num_read: int
