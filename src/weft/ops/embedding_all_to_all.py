@@ -150,13 +150,17 @@ def _run(
             own, dtype = [t.shape[1] for t in tables], _dtype(tables)
             count = max((o.shape[0] for o in offsets), default=0)
             local = ("dims", _runs(own)), ("bags", count if any(own) else -1), ("dtype", dtype)
-            size = known.get(local) or _guess(fabric, count, own, dtype, out)
+            # Peers may have as many columns; where `out` must fit, nothing is taken for granted.
+            guess = (count, fabric.world * sum(own)) if out is None else (0, 0)
+            size = known.get(local, (*guess, dtype or "float32"))
             rows = split(size[0], fabric.world)[fabric.rank]
-            _check_out(out, (rows, size[1]), size[2], [*tables, *(weights or [])])
+            shape = (rows, size[1]) if local in known else None
+            _check_out(out, shape, size[2], [*tables, *(weights or [])])
             direct = chosen.fusion == "kernel" and fabric.world > 1
             spaces: dict[str, int] = {}
             if direct:
-                landing = landing_for(fabric, (rows, size[1]), _NAMES[size[2]], out)
+                into = None if shape is None else out
+                landing = landing_for(fabric, (rows, size[1]), _NAMES[size[2]], into)
             elif fabric.world > 1:
                 spaces["partial"] = size[0] * sum(own) * _NAMES[size[2]].itemsize
             same = (("mode", mode), ("the schedule", str(chosen)))
@@ -189,17 +193,6 @@ def _run(
         known[local] = size
         return y if landing is None else handed_over(landing, out)
     raise AssertionError("sizes that all ranks know cannot be unknown again")
-
-
-def _guess(
-    fabric: HostFabric, bags: int, dims: Sequence[int], dtype: str, out: object
-) -> tuple[int, int, str]:
-    """The size of a result that was never made before: peers may have as many columns, or as many
-    as `out` says."""
-    columns = fabric.world * sum(dims)
-    if isinstance(out, torch.Tensor) and out.dim() == 2:
-        columns = out.shape[1]
-    return bags, columns, dtype or "float32"
 
 
 def _choose(fabric: HostFabric, schedule: str | Schedule) -> tuple[Schedule, str]:
@@ -304,11 +297,12 @@ def _checked(
     return bags
 
 
-def _check_out(out: object, shape: tuple[int, int], dtype: str, inputs: Tables) -> None:
+def _check_out(out: object, shape: tuple[int, int] | None, dtype: str, inputs: Tables) -> None:
+    """That the result can be put into out; shape: of the result, where it is known by now."""
     if out is None:
         return
     tensor = check_tensor("out", out, (2,))
-    if tuple(tensor.shape) != shape or tensor.dtype != _NAMES[dtype]:
+    if shape is not None and (tuple(tensor.shape) != shape or tensor.dtype != _NAMES[dtype]):
         raise Unsupported(
             f"out is {tuple(tensor.shape)} {tensor.dtype}, but the result is {shape} {dtype}"
         )

@@ -14,7 +14,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from weft.fabric import _native
 
-_SAMPLES = 128
+_SAMPLES = 64
 _MOST = 4096
 
 Key = tuple[object, ...]

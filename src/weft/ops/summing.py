@@ -55,12 +55,13 @@ def summed(
     everywhere = _OPERATIONS[name].everywhere
     landing: Landing | None = None
     try:
-        chosen, why = choose(fabric, schedule)
         if everywhere and isinstance(x, torch.Tensor) and isinstance(w, torch.Tensor):
             m = x.numel() // max(x.shape[-1], 1) if x.dim() else 0
             chosen, why = choose_for(fabric, schedule, m, x.dtype)
             w, scale = _prepared(fabric, chosen, x, w, scale, m)
-        check_operands("x", x, [w], any_weight=scale is not None or everywhere)
+        else:
+            chosen, why = choose(fabric, schedule)
+        check_operands("x", x, [w], any_weight=everywhere)
         dim = check_dim("scatter_dim", dim, x)
         if reduce_op not in ("sum", "avg"):
             raise Unsupported(f"reduce_op must be 'sum' or 'avg', not {reduce_op!r}")

@@ -26,7 +26,7 @@ from weft.schedule import Schedule
 
 MAX_SLICES = 16
 """What is for one peer is cut into at most so many slices, each with a counter of its own."""
-SLICE_COLUMNS = 64
+SLICE_COLUMNS = 128
 SLICE_ROWS = 64
 
 
