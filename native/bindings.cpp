@@ -12,6 +12,8 @@
 
 #include "engine.h"
 
+void bind_fused(nanobind::module_& m);
+
 namespace nb = nanobind;
 void bind_channel(nb::module_& m);  // channel_bindings.cpp
 using namespace nb::literals;
@@ -225,4 +227,5 @@ NB_MODULE(_native, m) {
           },
           Unlocked());
   bind_channel(m);
+  bind_fused(m);
 }

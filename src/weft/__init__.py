@@ -22,6 +22,7 @@ from weft.fabric import Link
 from weft.fabric import of as _fabric_of
 from weft.ops.all_gather_matmul import all_gather_matmul
 from weft.ops.all_to_all_matmul import all_to_all_matmul
+from weft.ops.embedding_all_to_all import embedding_all_to_all
 from weft.ops.matmul_all_reduce import matmul_all_reduce
 from weft.ops.matmul_all_to_all import matmul_all_to_all
 from weft.ops.matmul_reduce_scatter import matmul_reduce_scatter
@@ -127,6 +128,7 @@ __all__ = [
     "broadcast",
     "compile",
     "configure",
+    "embedding_all_to_all",
     "explain",
     "gather",
     "matmul_all_reduce",

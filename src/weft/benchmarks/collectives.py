@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -109,18 +110,18 @@ def _arms(report: Report, with_gloo: bool) -> Mapping[str, dict[tuple[str, int],
         x, y, z = torch.randn(count), torch.empty(count * world), torch.empty(count)
         whole = torch.randn(count * world)
         ours: dict[str, Callable[[], object]] = {
-            "all_gather": lambda x=x, y=y: weft.all_gather(x, out=y),
-            "all_reduce": lambda x=x, z=z: weft.all_reduce(x, out=z),
-            "all_to_all": lambda x=x, z=z: weft.all_to_all(x, out=z),
+            "all_gather": partial(weft.all_gather, x, out=y),
+            "all_reduce": partial(weft.all_reduce, x, out=z),
+            "all_to_all": partial(weft.all_to_all, x, out=z),
         }
         # The bytes that must move: a rank's whole result, from memory to memory.
         bound: dict[str, Callable[[], object]] = {
-            "all_gather": lambda y=y, whole=whole: y.copy_(whole),
-            "all_to_all": lambda x=x, z=z: z.copy_(x),
+            "all_gather": partial(y.copy_, whole),
+            "all_to_all": partial(z.copy_, x),
         }
         theirs: dict[str, Callable[[], object]] = {
-            "all_gather": lambda x=x, y=y: all_gather_flat(y, x),
-            "all_reduce": lambda z=z: dist.all_reduce(z.zero_()),
+            "all_gather": partial(all_gather_flat, y, x),
+            "all_reduce": partial(dist.all_reduce, z),
         }
         arms = [("weft", ours), ("memcpy", bound)]
         if with_gloo:

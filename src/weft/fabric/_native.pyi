@@ -155,3 +155,105 @@ class Messages:
     ) -> Message: ...
     def wait(self, message: Message, until: int, /) -> Outcome: ...
     def abort(self) -> None: ...
+
+# Kernels that communicate by themselves; see native/bind_fused.cpp.
+
+Piece = tuple[int, int, int, int, End]
+Waits = Sequence[tuple[int, int]]
+
+def kernel_names() -> list[str]: ...
+def multiply(
+    x: int,
+    rows: int,
+    w: int,
+    type: int,
+    transposed: bool,
+    pitch: int,
+    k: int,
+    scale: int,
+    columns: int,
+    out: int,
+    kernels: str = "",
+) -> None: ...
+
+class Bags:
+    def __init__(self) -> None: ...
+    def add(
+        self,
+        data: int,
+        type: int,
+        rows: int,
+        dim: int,
+        column: int,
+        indices: int,
+        wide_indices: bool,
+        num_indices: int,
+        offsets: int,
+        wide_offsets: bool,
+        num_bags: int,
+        weights: int,
+        mean: bool,
+    ) -> None: ...
+    def check(self) -> tuple[int, int, int]: ...
+    def pool(
+        self,
+        first: int,
+        bags: int,
+        column: int,
+        columns: int,
+        target: int,
+        pitch: int,
+        kernels: str = "",
+    ) -> None: ...
+
+class Kernel:
+    def __init__(self, type: int) -> None: ...
+    def add_pieces(
+        self, work: int, pieces: Sequence[Piece], waits: Waits, counter: int
+    ) -> None: ...
+    def add_sum(
+        self,
+        sources: Sequence[End],
+        targets: Sequence[End],
+        rows: int,
+        columns: int,
+        waits: Waits,
+        counter: int,
+    ) -> None: ...
+
+class Operands:
+    def __init__(self) -> None: ...
+    def set_product(
+        self,
+        x: int,
+        rows: int,
+        x_pitch: int,
+        w: int,
+        type: int,
+        transposed: bool,
+        pitch: int,
+        k: int,
+        scale: int,
+    ) -> None: ...
+    def set_bags(self, bags: Bags) -> None: ...
+
+class KernelRun:
+    at: int
+    spans: list[tuple[int, int]]
+    def __init__(
+        self,
+        fabric: Fabric,
+        kernel: Kernel,
+        kernels: str,
+        call: int,
+        deadline: int,
+        pointers: Sequence[int],
+        signatures: Sequence[int],
+        operands: Operands,
+        record: bool,
+    ) -> None: ...
+    def go(self) -> Outcome: ...
+
+def same_samples(
+    w: int, row: int, column: int, packed: int, k: int, n: int, item: int, count: int
+) -> bool: ...

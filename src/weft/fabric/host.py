@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 from weft.errors import Error, PeerLost, Timeout, Unsupported
 from weft.fabric import _native
+from weft.fabric.landing import Landings
 from weft.fabric.link import TOPOLOGIES, Link
 
 OK, TIMEOUT, PEER_LOST, PEER_LEFT, PEER_FAILED, CANCELLED, DISAGREE, AGAIN, WITHDRAWN = range(9)
@@ -73,6 +74,7 @@ class HostFabric:
         self._stage: list[_native.Block | None] = [None, None]
         self._shared: dict[tuple[str, int], Shared] = {}
         self._workspace = torch.empty(0, dtype=torch.uint8)
+        self.landings = Landings(self._allocate)
         self.native = self._introduce()
         crowded = (os.cpu_count() or 1) < self.world
         self.channel = _native.Channel(self.native, SPIN_NS, crowded)
@@ -223,11 +225,17 @@ class HostFabric:
     def deadline_ns(self) -> int:
         return _native.now_ns() + int(self.deadline * 1e9)
 
-    def wait(self, what: Callable[[], Outcome], doing: str, waiting_for: str) -> Outcome:
+    def wait(
+        self,
+        what: Callable[[], Outcome],
+        doing: str,
+        waiting_for: str,
+        first: Outcome | None = None,
+    ) -> Outcome:
         """Repeats a native wait until it has an answer (Python handles its signals in between);
-        raises if the answer is that the call cannot go on."""
+        raises if the answer is that the call cannot go on. first: what it answered before."""
         while True:
-            outcome = what()
+            outcome, first = first or what(), None
             if outcome[0] == OK or outcome[0] == DISAGREE or outcome[0] == CANCELLED:
                 return outcome
             if outcome[0] != AGAIN:
@@ -287,6 +295,7 @@ class HostFabric:
         self.chosen = None
         self._stage = [None, None]
         self._shared.clear()
+        self.landings.clear()
 
 
 def _check_cards(cards: Sequence[_Card]) -> None:

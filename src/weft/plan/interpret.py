@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.plan.order import predecessors, topological
-from weft.plan.tasks import Matmul, Plan, Reduce, Region
+from weft.plan.tasks import Matmul, Plan, Reduce, Region, Tiles
 
 Array = npt.NDArray[np.float64]
 
@@ -46,6 +46,10 @@ def interpret(
             a = view(task.a)
             product = (a.T if task.transposed else a) @ view(task.b)
             view(task.c)[...] = view(task.c) + product if task.accumulate else product
+            continue
+        if isinstance(task, Tiles):
+            for part in task.parts:
+                view(part.c)[...] = view(part.a) @ view(part.b)
             continue
         if isinstance(task, Reduce):
             total = sum((view(source) for source in task.sources[1:]), view(task.sources[0]).copy())

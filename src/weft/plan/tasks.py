@@ -194,7 +194,75 @@ class Reduce(Task):
         return self.targets
 
 
-AnyTask = Copy | Matmul | Permute | Reduce
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One product of several that a kernel makes: c = a @ b."""
+
+    a: Region
+    b: Region
+    c: Region
+
+    @property
+    def num_flops(self) -> int:
+        return 2 * self.c.num_elements * self.b.rows
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles(Task):
+    """Products by the workers of one kernel, who store each where it is needed: c may lie in the
+    memory of any rank."""
+
+    parts: tuple[Part, ...]
+
+    kind: ClassVar[str] = "matmul"
+
+    def reads(self) -> tuple[Region, ...]:
+        return tuple(region for part in self.parts for region in (part.a, part.b))
+
+    def writes(self) -> tuple[Region, ...]:
+        return tuple(part.c for part in self.parts)
+
+    @property
+    def num_flops(self) -> int:
+        return sum(part.num_flops for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup(Task):
+    """Pools rows of embedding tables into bags, and stores each bag where it is needed.
+
+    The sources are rectangles of `bags`, an input that is never in memory: row b, column c stands
+    for what the tables have at column c, pooled over the rows that bag b asks for, which are
+    `pooling` rows in the mean (0: not known).
+    """
+
+    sources: tuple[Region, ...]
+    targets: tuple[Region, ...]
+    pooling: int
+
+    kind: ClassVar[str] = "lookup"
+
+    def reads(self) -> tuple[Region, ...]:
+        return self.sources
+
+    def writes(self) -> tuple[Region, ...]:
+        return self.targets
+
+
+@dataclass(frozen=True, slots=True)
+class Await(Task):
+    """Waits until all of `after` has ended: the end of a kernel into whose outputs peers store."""
+
+    kind: ClassVar[str] = "await"
+
+    def reads(self) -> tuple[Region, ...]:
+        return ()
+
+    def writes(self) -> tuple[Region, ...]:
+        return ()
+
+
+AnyTask = Copy | Matmul | Permute | Reduce | Tiles | Lookup | Await
 
 
 class Plannable(Operation, Protocol):
@@ -215,7 +283,9 @@ class Plan:
     """The tasks of every rank. The executor and the simulator read this, and nothing else.
 
     `workspace` is the promise, per rank, of how many bytes the plan needs beyond its inputs and
-    outputs; `verify` holds it to that.
+    outputs; `verify` holds it to that. `one_launch`: the tasks of a rank's compute lane are the
+    work of one persistent kernel, which is launched once and communicates by itself; otherwise
+    every task is a launch.
     """
 
     operation: Plannable
@@ -223,6 +293,7 @@ class Plan:
     buffers: tuple[Buffer, ...]
     tasks: tuple[AnyTask, ...]
     workspace: tuple[int, ...] = field(default=())
+    one_launch: bool = False
 
     @cached_property
     def buffer(self) -> dict[tuple[int, str], Buffer]:
