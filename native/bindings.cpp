@@ -12,7 +12,10 @@
 
 #include "engine.h"
 
+void bind_fused(nanobind::module_& m);
+
 namespace nb = nanobind;
+void bind_channel(nb::module_& m);  // channel_bindings.cpp
 using namespace nb::literals;
 using namespace weft;
 
@@ -223,4 +226,6 @@ NB_MODULE(_native, m) {
             return result(f.wait_released(call, deadline));
           },
           Unlocked());
+  bind_channel(m);
+  bind_fused(m);
 }

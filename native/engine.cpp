@@ -13,6 +13,18 @@ namespace {
 constexpr int64_t kPause = 20'000'000;  // how often one that is held by a link looks up, in ns
 constexpr int64_t kEngineSpin = 5'000;  // engines share cores with compute: they spin only briefly
 
+void copy_2d(char* target, uint64_t target_pitch, const char* source, uint64_t source_pitch,
+             uint64_t rows, uint64_t row_bytes) {
+  if (target_pitch == row_bytes && source_pitch == row_bytes) {
+    std::memcpy(target, source, rows * row_bytes);
+    return;
+  }
+  for (uint64_t row = 0; row < rows; ++row)
+    std::memcpy(target + row * target_pitch, source + row * source_pitch, row_bytes);
+}
+
+}  // namespace
+
 // A thread that mostly sleeps should run at once when it wakes: ask for exact timers and a short
 // slice, which is what gives a waking thread precedence. Neither needs a privilege; where the kernel
 // knows no slices the call fails and nothing changes.
@@ -30,18 +42,6 @@ void become_responsive() {
   attributes.runtime = 100'000;
   syscall(SYS_sched_setattr, 0, &attributes, 0);
 }
-
-void copy_2d(char* target, uint64_t target_pitch, const char* source, uint64_t source_pitch,
-             uint64_t rows, uint64_t row_bytes) {
-  if (target_pitch == row_bytes && source_pitch == row_bytes) {
-    std::memcpy(target, source, rows * row_bytes);
-    return;
-  }
-  for (uint64_t row = 0; row < rows; ++row)
-    std::memcpy(target + row * target_pitch, source + row * source_pitch, row_bytes);
-}
-
-}  // namespace
 
 Fabric::Fabric(int fd, int rank, int world, uint64_t span, int64_t spin_ns, int64_t engine_spin_ns)
     : heap_(std::make_shared<Heap>(fd, rank, world, span)),

@@ -64,6 +64,9 @@ struct Call {
   std::vector<Span> spans;
 };
 
+// For a thread that mostly sleeps: it should run at once when it wakes.
+void become_responsive();
+
 class Engine;
 
 class Fabric {
@@ -76,6 +79,7 @@ class Fabric {
   Heap& heap() { return *heap_; }
   std::shared_ptr<Heap> heap_owner() { return heap_; }
   Links& links() { return links_; }
+  int64_t spin_ns() const { return spin_ns_; }
 
   // Says that this rank has entered a call, and where its buffers are.
   void enter(uint64_t call, uint64_t signature, const std::vector<uint64_t>& offsets,

@@ -1,5 +1,7 @@
 #include "heap.h"
 
+#include "channel_layout.h"
+
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/mman.h>
@@ -23,9 +25,13 @@ std::runtime_error failure(const char* what) {
 
 }  // namespace
 
-uint64_t Heap::control_bytes(int world) {
+namespace {
+uint64_t calls_bytes(int world) {
   return round_up(sizeof(Control) + uint64_t(world) * sizeof(RankControl), kPage);
 }
+}  // namespace
+
+uint64_t Heap::control_bytes(int world) { return calls_bytes(world) + ChannelArea::bytes(world); }
 
 int Heap::create(int world, uint64_t span) {
   const int fd = memfd_create("weft", MFD_CLOEXEC);
@@ -46,6 +52,7 @@ Heap::Heap(int fd, int rank, int world, uint64_t span)
   if (map == MAP_FAILED) throw failure("cannot map shared memory (mmap)");
   map_ = static_cast<char*>(map);
   control_ = reinterpret_cast<Control*>(map_);
+  channels_ = map_ + calls_bytes(world);
   data_ = map_ + control_bytes(world);
   free_[0] = span;
   owner_ = getpid();
@@ -113,6 +120,11 @@ uint64_t Heap::allocated() const {
   return total;
 }
 
+bool Heap::ended(int rank) const {
+  pollfd p{pidfds_[rank], POLLIN, 0};
+  return pidfds_[rank] >= 0 && poll(&p, 1, 0) > 0;
+}
+
 Outcome Heap::check_peers(uint64_t call) {
   Outcome found;
   for (int r = 0; r < world_; ++r) {
@@ -125,10 +137,8 @@ Outcome Heap::check_peers(uint64_t call) {
     // A peer that has done its part of the call may end, or leave, without harm to it.
     const auto open = [&] { return peer.done.get() < call; };
     if (!gave_up && !open()) continue;
-    pollfd p{pidfds_[r], POLLIN, 0};
-    const bool ended = pidfds_[r] >= 0 && poll(&p, 1, 0) > 0;
     const bool left = peer.left.load();
-    if (ended && !left && open()) return {Code::peer_lost, r};
+    if (ended(r) && !left && open()) return {Code::peer_lost, r};
     if (found.code != Code::ok) continue;
     if (gave_up) {
       found = {Code::peer_failed, r};

@@ -52,6 +52,7 @@ enum class Code : int {
   cancelled = 5,
   disagree = 6,  // a header says another call than expected
   again = 7,     // nothing yet: a chance for Python to handle its signals, then wait on
+  withdrawn = 8,  // a rank cancelled a collective before it began there
 };
 
 struct Outcome {
@@ -74,6 +75,7 @@ class Heap {
   int world() const { return world_; }
   RankControl& control(int rank) { return control_->ranks[rank]; }
   Control& shared() { return *control_; }
+  char* channels() const { return channels_; }  // where the channel of the group lies
   char* base(int rank) const { return data_ + uint64_t(rank) * span_; }
   bool contains(const void* p) const { return p >= base(rank_) && p < base(rank_) + span_; }
   uint64_t span() const { return span_; }
@@ -88,6 +90,7 @@ class Heap {
   void leave();
 
   void watch(int rank, int pidfd) { pidfds_[rank] = pidfd; }
+  bool ended(int rank) const;  // whether a peer's process is over
   // A peer that can no longer do its part of the call, if any: one that died before one that only
   // gave up because of it.
   Outcome check_peers(uint64_t call);
@@ -105,6 +108,7 @@ class Heap {
   pid_t owner_;
   int fd_;
   char* map_;
+  char* channels_;
   char* data_;
   Control* control_;
   std::vector<int> pidfds_;

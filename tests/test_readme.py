@@ -31,7 +31,7 @@ def test_every_command_named_is_there():
         [sys.executable, "-m", "weft", "--help"], capture_output=True, text=True, timeout=60
     )
     assert listed.returncode == 0, listed.stderr
-    for command in set(re.findall(r"`weft ([a-z]+)", README)):
+    for command in set(re.findall(r"`weft ([a-z0-9]+)", README)):
         assert re.search(rf"^  {command}\b", listed.stdout, flags=re.M), command
 
 

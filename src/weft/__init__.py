@@ -7,11 +7,22 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from weft.errors import Error, InvalidPlan, Mismatch, PeerLost, Timeout, Unsupported
+from weft.collectives import (
+    Handle,
+    all_gather,
+    all_reduce,
+    all_to_all,
+    broadcast,
+    gather,
+    reduce_scatter,
+    scatter,
+)
+from weft.errors import Cancelled, Error, InvalidPlan, Mismatch, PeerLost, Timeout, Unsupported
 from weft.fabric import Link
 from weft.fabric import of as _fabric_of
 from weft.ops.all_gather_matmul import all_gather_matmul
 from weft.ops.all_to_all_matmul import all_to_all_matmul
+from weft.ops.embedding_all_to_all import embedding_all_to_all
 from weft.ops.matmul_all_reduce import matmul_all_reduce
 from weft.ops.matmul_all_to_all import matmul_all_to_all
 from weft.ops.matmul_reduce_scatter import matmul_reduce_scatter
@@ -95,8 +106,10 @@ def configure(
 
 
 __all__ = [
+    "Cancelled",
     "Error",
     "Explanation",
+    "Handle",
     "InvalidPlan",
     "Link",
     "Mismatch",
@@ -107,16 +120,24 @@ __all__ = [
     "Timeline",
     "Timeout",
     "Unsupported",
+    "all_gather",
     "all_gather_matmul",
+    "all_reduce",
+    "all_to_all",
     "all_to_all_matmul",
+    "broadcast",
     "compile",
     "configure",
+    "embedding_all_to_all",
     "explain",
+    "gather",
     "matmul_all_reduce",
     "matmul_all_to_all",
     "matmul_reduce_scatter",
     "nn",
     "record",
+    "reduce_scatter",
+    "scatter",
     "symm_mem_compat",
     "symmetric_empty",
     "tune",

@@ -22,6 +22,10 @@ class Timeout(Error):
     """A wait passed its deadline. Says who waited, in which call, and for what."""
 
 
+class Cancelled(Error):
+    """A rank cancelled a collective before it began. Raised on every rank; the group lives on."""
+
+
 class Mismatch(Error):
     """The ranks of a call disagree. Raised on every rank, before anything moves."""
 

@@ -6,10 +6,12 @@
     cut       rows (1d), columns (2d)                 what a chunk is
     start     uniform, local (hetero)                 whether local data waits for step 0
     fusion    fused, unfused, adaptive                GEMM per step, per chunk, or over what arrived
+              kernel                                  one launch, workers send what they made
     engine    dma, cores, direct                      who moves the bytes
 
 A schedule prints as a name and parses back from it: `NAME[:DEPTH][@ENGINE]`, with NAME one of
-`serial`, `shard-p2p`, `adaptive`, or `{uniform|hetero}-{fused|unfused|adaptive}-{1d|2d}[-p2p]`.
+`serial`, `shard-p2p`, `adaptive`, `fused` (communication inside the kernel), or
+`{uniform|hetero}-{fused|unfused|adaptive}-{1d|2d}[-p2p]`.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from weft.errors import Unsupported, nearest
 Pattern = Literal["peer", "all"]
 Cut = Literal["rows", "columns"]
 Start = Literal["uniform", "local"]
-Fusion = Literal["fused", "unfused", "adaptive"]
+Fusion = Literal["fused", "unfused", "adaptive", "kernel"]
 Engine = Literal["dma", "cores", "direct"]
 
 ENGINES: tuple[Engine, ...] = ("dma", "cores", "direct")
@@ -119,18 +121,20 @@ class Schedule:
         Left out, because another schedule of the space is never worse: local chunks that wait
         although each chunk has its own GEMM (uniform with unfused or adaptive), and peers one at a
         time below shard level. Points that cannot exist have a reason in `impossible`; those that
-        only this operation cannot have, in its `refuses`, where it has such a method.
+        only this operation cannot have, in its `refuses`, where it has such a method. `fused` is
+        for operations whose `in_kernel` says that they can communicate from inside their kernel.
         """
         refuses = getattr(operation, "refuses", lambda schedule: None)
         if operation.world == 1:
             return [cls.parse("serial")]
+        inside = [cls.parse(IN_KERNEL)] if getattr(operation, "in_kernel", False) else []
         return [
             schedule
             for base in MAIN_NAMES
             for engine in ENGINES
             if (schedule := cls.parse(base).with_engine(engine)).impossible() is None
             and refuses(schedule) is None
-        ]
+        ] + inside
 
     def impossible(self) -> str | None:
         """Why no plan can exist for this point of the space; None where one can."""
@@ -146,6 +150,12 @@ class Schedule:
             return (
                 "direct has nothing to wait for inside a shard, so cutting columns only adds sums"
             )
+        if self.fusion == "kernel":
+            usual = Schedule(self.depth, fusion="kernel", engine="direct")
+            if self.engine != "direct":
+                return f"pieces leave from inside the kernel, so no engine moves them: {usual} does"
+            if self != usual or self.serial:
+                return "a kernel sends to all peers, remote pieces first, as they are made"
         if self.fusion == "adaptive" and self.cut == "columns":
             return "the order of sums would depend on which columns happen to arrive first"
         return None
@@ -184,9 +194,13 @@ _ALIASES: dict[str, Schedule] = {
     "serial": Schedule(depth=0, start="uniform"),
     "shard-p2p": Schedule(depth=1, pattern="peer", fusion="unfused"),
     "adaptive": Schedule(fusion="adaptive"),
+    "fused": Schedule(fusion="kernel", engine="direct"),
 }
 _NAMED: dict[str, Schedule] = {**_ALIASES, **dict(_long_names())}
 _BASE_OF: dict[tuple[object, ...], str] = {s._key(): name for name, s in _ALIASES.items()}
+
+IN_KERNEL = "fused"
+"""The base of the schedule in which a kernel communicates by itself."""
 
 MAIN_NAMES: tuple[str, ...] = (
     "serial",

@@ -32,7 +32,7 @@ def test_algorithms_beside_the_bound(weft) -> None:
     assert all(len(line) <= 100 for line in done.stdout.splitlines())
     for word in ("hierarchical", "direct", "ring", "halving-doubling", "64 KiB", "bound"):
         assert word in done.stdout
-    assert "links of a device (1 nodes)" in done.stdout.replace("\n", " ")
+    assert "links of a device (1 node)" in done.stdout.replace("\n", " ")
 
 
 def test_a_cluster_of_ones_own_as_json(weft, tmp_path: Path) -> None:

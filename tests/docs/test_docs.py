@@ -26,6 +26,7 @@ SAYS = {
     "compiled.py": "left 1 as they were",
     "own_backend.py": "all_gather_matmul",
     "fused.py": "pooled (2, 6) 12.0",
+    "beside.py": "dma {'dma': 128}",
     "faults.py": "refused by rank 1: w has 16 rows, but x_shard has 12 columns",
 }
 """What rank 0 is to print, among other things."""

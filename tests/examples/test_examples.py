@@ -13,7 +13,9 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 SMALL = {
     "transformer": ["--steps", "4", "--sequence", "16", "--size", "16"],
     "moe": ["--tokens", "64", "--size", "16"],
-    "decode": ["--tokens", "4", "--size", "32", "--layers", "1"],
+    "fsdp2": ["--steps", "4", "--size", "32", "--layers", "2"],
+    "decode": ["--tokens", "4", "--size", "32", "--layers", "1", "--int8"],
+    "dlrm": ["--steps", "3", "--batch", "32", "--rows", "50", "--dim", "8", "--tables", "4"],
 }
 
 
@@ -43,9 +45,24 @@ def test_moe():
 
 
 def test_decode():
-    assert "both decode [1, " in run("decode")
+    output = run("decode")
+    assert "both decode [1, " in output
+    assert "schedule   fused@direct" in output
+    assert re.search(r"weft, int8  \d+ tokens/s", output)
+
+
+def test_dlrm():
+    output = run("dlrm")
+    assert re.search(r"plain .*\nfused ", output)
+    assert "both ways have the same losses" in output
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
 def test_every_example_is_tested(path):
     assert path.stem in SMALL
+
+
+def test_fsdp2():
+    output = run("fsdp2")
+    assert re.search(r"gloo  loss .*\nweft  loss ", output)
+    assert float(re.search(r"largest difference of a loss: (\S+)", output)[1]) <= 1e-6

@@ -1,7 +1,7 @@
 """Compiled for GPUs that are not here: the code has what correctness needs, and fits.
 
-Every kernel is compiled for every target in bfloat16, in float32 for NVIDIA's sm_90 and in float16
-for AMD's gfx942; `weft triton report` does the whole matrix.
+Every kernel is compiled for every target in bfloat16, in float32 for gfx942 and in float16 for
+gfx950; `weft triton report` does the whole matrix.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from weft.triton.residency import Resources, programs_per_unit, unit_of
 
 MATRIX = [
     *[(target, "bfloat16") for target in ahead.TARGETS],
-    ("sm_90", "float32"),
-    ("gfx942", "float16"),
+    ("gfx942", "float32"),
+    ("gfx950", "float16"),
 ]
 FLAGS = {  # releases and acquires in the source; a compiler may repeat one, never drop it
     "embedding_all_to_all": (2, 2),
@@ -174,3 +174,13 @@ def test_on_the_gpus_that_are_here(name):
 def test_tiles_are_what_a_launch_has():
     assert ahead.default_tiles("gemm_all_to_all", "gfx942", torch.float32) == Tiles(k=32)
     assert ahead.default_tiles("gemm_all_to_all", "sm_90", torch.float16) == Tiles(k=64)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_doctor_says_that_there_is_no_gpu():
+    from weft.cli.doctor import _gpu
+
+    (finding,) = _gpu(lambda share, text: None)
+    assert finding.ok
+    assert finding.found == "no GPU here"
+    assert "not run" in finding.remedy

@@ -97,11 +97,13 @@ def stuck(what):
     op = GemmAllToAll(Host(), 64, 16, 16, torch.float32, tiles=Tiles(16, 16, 16), grid=3)
     x, w = torch.ones(64, 16), torch.ones(16, 16)
     op(x, w)
+    if what == "sleep":
+        weft.configure(deadline=1)
     inner = interpreter_builder.set_grid_idx
 
     def stop(*place):
         if place[0] == 1:
-            os._exit(1) if what == "die" else time.sleep(5)
+            os._exit(1) if what == "die" else time.sleep(2.5)
         inner(*place)
 
     if dist.get_rank() == 1:
@@ -120,11 +122,10 @@ def stuck(what):
 
 
 def test_a_rank_that_is_stuck_in_its_kernel_is_named(fresh_ranks):
-    pool = fresh_ranks(2, WEFT_DEADLINE="1.5")
-    kind, said, seconds, again = pool.outcomes(stuck, "sleep")[0].value
+    kind, said, seconds, again = fresh_ranks(2).outcomes(stuck, "sleep")[0].value
     assert kind == "Timeout"
     assert "for rank 1 to send its tiles of the product" in said
-    assert 1 < seconds < 4
+    assert 0.9 < seconds < 3
     assert "is over since call 2" in again
 
 

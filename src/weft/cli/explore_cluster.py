@@ -13,7 +13,13 @@ from weft.errors import Unsupported
 from weft.machine import Cluster, load_cluster
 from weft.report.cells import Cell
 from weft.report.files import check_target
-from weft.report.scaling_page import HEADERS, rows_of, summary_of, write_scaling_page
+from weft.report.scaling_page import (
+    HEADERS,
+    nodes_text,
+    rows_of,
+    summary_of,
+    write_scaling_page,
+)
 from weft.report.terminal import table
 from weft.report.trace import write_trace
 from weft.report.units import duration
@@ -120,7 +126,9 @@ def explore_collective(
         "slowest link alone takes; GB/s are bus bandwidth, as nccl-tests counts it."
     )
     console.print(table(headers, rows, caption=caption, width=console.width))
-    limits = dict.fromkeys(f"{some[0].slowest} ({some[0].cluster.nodes} nodes)" for some in answers)
+    limits = dict.fromkeys(
+        f"{some[0].slowest} ({nodes_text(some[0].cluster.nodes)})" for some in answers
+    )
     console.print(f"The bound is set by {', '.join(limits)}.")
     if trace is not None:
         console.print(f"trace: {trace} (open it at ui.perfetto.dev)")
@@ -145,7 +153,7 @@ def explore_shape(
         return
     for one in found:
         console.print(
-            f"{one.operation.label} = {one.cluster.nodes} nodes\n"
+            f"{one.operation.label}, {nodes_text(one.cluster.nodes)}\n"
             f"compute {one.compute * 1e3:.3f} ms, communication {one.communication * 1e3:.3f} ms, "
             f"serial {one.serial * 1e3:.3f} ms"
         )
@@ -204,7 +212,7 @@ def show_scaling(result: Scaling) -> None:
         if points:
             title = f"{scaling} scaling: {points[-1].said}"
             if scaling == "strong":
-                title += f" on {points[-1].nodes} nodes"
+                title += f" on {nodes_text(points[-1].nodes)}"
             drawn = table(HEADERS, rows_of(points), title=title, width=console.width)
             console.print(drawn)
     console.print(summary_of(result))

@@ -84,3 +84,176 @@ class Fabric:
     def fail(self, call: int) -> None: ...
     def failed(self, rank: int) -> int: ...
     def wait_released(self, call: int, deadline: int) -> Outcome: ...
+
+class Job:
+    done: bool
+    outcome: Outcome
+    number: int
+    words: str
+
+def can_reduce(dtype: int, reduction: int) -> bool: ...
+
+class Channel:
+    def __init__(self, fabric: Fabric, spin_ns: int, crowded: bool) -> None: ...
+    def alike(
+        self,
+        world: int,
+        kind: int,
+        dtype: int,
+        item: int,
+        reduction: int,
+        root: int,
+        holds_core: bool,
+        patience: int,
+        source: int,
+        target: int,
+        num_bytes: int,
+        background: bool,
+        /,
+    ) -> Job | None: ...
+    def various(
+        self,
+        kind: int,
+        dtype: int,
+        item: int,
+        reduction: int,
+        root: int,
+        holds_core: bool,
+        patience: int,
+        uneven: bool,
+        sizes: Sequence[int],
+        in_at: Sequence[int],
+        in_sizes: Sequence[int],
+        out_at: Sequence[int],
+        out_sizes: Sequence[int],
+        background: bool,
+        /,
+    ) -> Job: ...
+    def refuse(self, words: str, patience: int, background: bool, /) -> Job: ...
+    def wait(self, job: Job, until: int, /) -> Outcome: ...
+    def withdraw(self, job: Job, /) -> bool: ...
+    def abort(self) -> None: ...
+    def late(self, job: Job, /) -> list[int]: ...
+
+class Message:
+    done: bool
+    source: int
+    total: int
+
+class Messages:
+    def __init__(self, fabric: Fabric, spin_ns: int, crowded: bool) -> None: ...
+    def start(
+        self,
+        sends: bool,
+        peer: int,
+        tag: int,
+        data: int,
+        num_bytes: int,
+        patience: int,
+        background: bool,
+        /,
+    ) -> Message: ...
+    def wait(self, message: Message, until: int, /) -> Outcome: ...
+    def abort(self) -> None: ...
+
+# Kernels that communicate by themselves; see native/bind_fused.cpp.
+
+Piece = tuple[int, int, int, int, End]
+Waits = Sequence[tuple[int, int]]
+
+def kernel_names() -> list[str]: ...
+def multiply(
+    x: int,
+    rows: int,
+    w: int,
+    type: int,
+    transposed: bool,
+    pitch: int,
+    k: int,
+    scale: int,
+    columns: int,
+    out: int,
+    kernels: str = "",
+) -> None: ...
+
+class Bags:
+    def __init__(self) -> None: ...
+    def add(
+        self,
+        data: int,
+        type: int,
+        rows: int,
+        dim: int,
+        column: int,
+        indices: int,
+        wide_indices: bool,
+        num_indices: int,
+        offsets: int,
+        wide_offsets: bool,
+        num_bags: int,
+        weights: int,
+        mean: bool,
+    ) -> None: ...
+    def check(self) -> tuple[int, int, int]: ...
+    def pool(
+        self,
+        first: int,
+        bags: int,
+        column: int,
+        columns: int,
+        target: int,
+        pitch: int,
+        kernels: str = "",
+    ) -> None: ...
+
+class Kernel:
+    def __init__(self, type: int) -> None: ...
+    def add_pieces(
+        self, work: int, pieces: Sequence[Piece], waits: Waits, counter: int
+    ) -> None: ...
+    def add_sum(
+        self,
+        sources: Sequence[End],
+        targets: Sequence[End],
+        rows: int,
+        columns: int,
+        waits: Waits,
+        counter: int,
+    ) -> None: ...
+
+class Operands:
+    def __init__(self) -> None: ...
+    def set_product(
+        self,
+        x: int,
+        rows: int,
+        x_pitch: int,
+        w: int,
+        type: int,
+        transposed: bool,
+        pitch: int,
+        k: int,
+        scale: int,
+    ) -> None: ...
+    def set_bags(self, bags: Bags) -> None: ...
+
+class KernelRun:
+    at: int
+    spans: list[tuple[int, int]]
+    def __init__(
+        self,
+        fabric: Fabric,
+        kernel: Kernel,
+        kernels: str,
+        call: int,
+        deadline: int,
+        pointers: Sequence[int],
+        signatures: Sequence[int],
+        operands: Operands,
+        record: bool,
+    ) -> None: ...
+    def go(self) -> Outcome: ...
+
+def same_samples(
+    w: int, row: int, column: int, packed: int, k: int, n: int, item: int, count: int
+) -> bool: ...

@@ -23,9 +23,10 @@ import torch.distributed as dist
 
 from weft.errors import Error, PeerLost, Timeout, Unsupported
 from weft.fabric import _native
+from weft.fabric.landing import Landings
 from weft.fabric.link import TOPOLOGIES, Link
 
-OK, TIMEOUT, PEER_LOST, PEER_LEFT, PEER_FAILED, CANCELLED, DISAGREE, AGAIN = range(8)
+OK, TIMEOUT, PEER_LOST, PEER_LEFT, PEER_FAILED, CANCELLED, DISAGREE, AGAIN, WITHDRAWN = range(9)
 Outcome = tuple[int, int]
 
 DEFAULT_DEADLINE = 60.0
@@ -62,7 +63,8 @@ class HostFabric:
         self.pid = os.getpid()
         self.rank: int = dist.get_rank(group)
         self.world: int = dist.get_world_size(group)
-        self.deadline = _deadline()
+        own: float | None = getattr(group, "deadline", None)  # a group of weft's backend has one
+        self.deadline = _deadline() if own is None or "WEFT_DEADLINE" in os.environ else own
         self.link = Link()
         self.lock = threading.RLock()
         self.call = 0
@@ -72,7 +74,12 @@ class HostFabric:
         self._stage: list[_native.Block | None] = [None, None]
         self._shared: dict[tuple[str, int], Shared] = {}
         self._workspace = torch.empty(0, dtype=torch.uint8)
+        self.landings = Landings(self._allocate)
         self.native = self._introduce()
+        crowded = (os.cpu_count() or 1) < self.world
+        self.channel = _native.Channel(self.native, SPIN_NS, crowded)
+        self.messages = _native.Messages(self.native, SPIN_NS, crowded)
+        self.closed = False
         link = os.environ.get("WEFT_LINK")
         if link:
             self.set_link(Link.parse(link))
@@ -218,11 +225,17 @@ class HostFabric:
     def deadline_ns(self) -> int:
         return _native.now_ns() + int(self.deadline * 1e9)
 
-    def wait(self, what: Callable[[], Outcome], doing: str, waiting_for: str) -> Outcome:
+    def wait(
+        self,
+        what: Callable[[], Outcome],
+        doing: str,
+        waiting_for: str,
+        first: Outcome | None = None,
+    ) -> Outcome:
         """Repeats a native wait until it has an answer (Python handles its signals in between);
-        raises if the answer is that the call cannot go on."""
+        raises if the answer is that the call cannot go on. first: what it answered before."""
         while True:
-            outcome = what()
+            outcome, first = first or what(), None
             if outcome[0] == OK or outcome[0] == DISAGREE or outcome[0] == CANCELLED:
                 return outcome
             if outcome[0] != AGAIN:
@@ -263,19 +276,26 @@ class HostFabric:
         """Ends the group for this rank, and tells the others."""
         if self.broken is None:
             self.broken = error
-            self.native.fail(self.call)
+            self.native.fail(max(1, self.call))
+            self.channel.abort()
+            self.messages.abort()
 
     def close(self) -> None:
         """Leaves the group. Peers that still read this rank's memory in the last call are not
         disturbed: it goes when the last rank has left and the last tensor on it is gone."""
         self.broken = self.broken or Error("the group was closed")
+        self.closed = True
         self.native.leave()
+        if self.pid == os.getpid():
+            self.channel.abort()
+            self.messages.abort()
         self.runners.clear()
         # It refers to this fabric: kept, the circle would hold the process group until the
         # interpreter ends, which is too late to destroy it.
         self.chosen = None
         self._stage = [None, None]
         self._shared.clear()
+        self.landings.clear()
 
 
 def _check_cards(cards: Sequence[_Card]) -> None:

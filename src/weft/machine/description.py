@@ -120,6 +120,7 @@ class Links:
     bandwidth: Positive  # one link, one direction, as measured
     total_bandwidth: Positive  # out of a device over all its links, as measured
     latency: float  # one small remote write or read
+    interference: float = 0.0  # GEMM and full links slow each other by this share per memory byte
 
     def to_one_peer(self) -> float:
         """Bandwidth from a device to one other: a link of a mesh, everything through a switch."""

@@ -185,13 +185,16 @@ def _are_sizes(sizes: object) -> bool:
     return listed and all(isinstance(size, int) for size in sizes)  # type: ignore[attr-defined]
 
 
-def check_operands(x_name: str, x: torch.Tensor, weights: Sequence[torch.Tensor]) -> None:
-    """That x [..., K] and every w [K, N] can be multiplied."""
+def check_operands(
+    x_name: str, x: torch.Tensor, weights: Sequence[torch.Tensor], any_weight: bool = False
+) -> None:
+    """That x [..., K] and every w [K, N] can be multiplied. any_weight: the dtype of w has been
+    looked at already."""
     check_tensor(x_name, x, (2, 3, 4))
     for i, weight in enumerate(weights):
         name = "w" if len(weights) == 1 else f"w[{i}]"
         check_tensor(name, weight, (2,))
-        if weight.dtype != x.dtype:
+        if weight.dtype != x.dtype and not any_weight:
             raise Unsupported(
                 f"{x_name} is {dtype_name(x.dtype)} and {name} is {dtype_name(weight.dtype)}; "
                 "cast one to the dtype of the other"

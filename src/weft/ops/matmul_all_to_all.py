@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 
 from weft import fabric as fabrics
+from weft.fabric import HostFabric
+from weft.fabric.landing import Landing
 from weft.ops.common import (
     as_rows,
     as_shaped,
@@ -29,11 +31,13 @@ from weft.ops.common import (
     resolve_group,
     spaces_of,
 )
+from weft.ops.landed import give_up, handed_over, in_kernel, landing_for
 from weft.plan.matmul_all_to_all import MatmulAllToAll
 from weft.plan.tasks import Plannable
 from weft.run.call import Tensors, carry_out, refuse
 from weft.run.proposal import Proposal
 from weft.schedule import Schedule
+from weft.select.auto import Decision
 
 NAME = "matmul_all_to_all"
 
@@ -90,8 +94,9 @@ def _run(
     out: torch.Tensor | None,
 ) -> torch.Tensor:
     fabric = fabrics.of(group)
+    landing: Landing | None = None
     try:
-        decision = requested(schedule)
+        decision = requested(schedule) or _in_place(fabric)
         check_operands("x", x, [w])
         rows, inner = as_rows(x, 0)
         one = num_rows(inner)
@@ -117,28 +122,50 @@ def _run(
         )
         own = (("K", k), ("splits", (sent, taken)), *chosen_item(decision.told))
         proposal = Proposal(NAME, same, own).checked()
-        spaces = spaces_of(decision, fabric.world, made, sum(taken), n, dtype, False)
+        if in_kernel(fabric, decision):
+            spaces = {}
+            landing = landing_for(fabric, shape, x.dtype, out)
+        else:
+            spaces = spaces_of(decision, fabric.world, made, sum(taken), n, dtype, False)
     except Exception as error:
         refuse(fabric, NAME, error)
         raise
 
     def outputs(operation: Plannable, rank: int) -> Tensors:
+        if landing is not None:
+            return {"y": landing.tensor}
         return {"y": x.new_empty(shape) if out is None else out}
 
     inputs = {"x": rows, "w": w}
-    y = carry_out(
-        fabric,
-        proposal,
-        decision.schedule,
-        decision.why,
-        inputs,
-        (),
-        _combine,
-        outputs,
-        spaces,
-        decision.observe,
-    )["y"]
-    return as_shaped(y, x, 0)
+    places = {} if landing is None else {"y": landing.offset}
+    try:
+        y = carry_out(
+            fabric,
+            proposal,
+            decision.schedule,
+            decision.why,
+            inputs,
+            (),
+            _combine,
+            outputs,
+            spaces,
+            decision.observe,
+            places,
+        )["y"]
+    except BaseException:
+        if landing is not None:
+            give_up(fabric, landing)
+        raise
+    return as_shaped(y if landing is None else handed_over(landing, out), x, 0)
+
+
+def _in_place(fabric: HostFabric) -> Decision | None:
+    """Where links are as fast as memory, products are made in the y of the rank that needs them, in
+    as few pieces as can be; otherwise there is a choice to make."""
+    if fabric.link.paced or fabric.world == 1:
+        return None
+    schedule = Schedule.parse("fused:1")
+    return Decision(schedule.name, schedule, "links are as fast as memory: made where needed")
 
 
 def _expected(sent: tuple[int, ...], n: int, k: int, dtype: str) -> MatmulAllToAll:

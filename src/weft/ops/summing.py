@@ -11,6 +11,8 @@ import torch.distributed as dist
 
 from weft import fabric as fabrics
 from weft.errors import Mismatch, Unsupported
+from weft.fabric import HostFabric
+from weft.fabric.landing import Landing
 from weft.operation import split
 from weft.ops.common import (
     as_rows,
@@ -25,12 +27,17 @@ from weft.ops.common import (
     requested,
     spaces_of,
 )
-from weft.plan.matmul_all_reduce import MatmulAllReduce
+from weft.ops.few_rows import check_weight, few_rows, widened
+from weft.ops.landed import give_up, handed_over, in_kernel, landing_for
+from weft.ops.packing import packed
+from weft.plan.in_kernel import inbox_bytes
+from weft.plan.matmul_all_reduce import FEW_ROWS, MatmulAllReduce, shares_columns
 from weft.plan.matmul_reduce_scatter import MatmulReduceScatter
 from weft.plan.tasks import Plannable
 from weft.run.call import Tensors, carry_out, refuse
 from weft.run.proposal import Proposal
 from weft.schedule import Schedule
+from weft.select.auto import Decision
 
 _OPERATIONS = {kind.name: kind for kind in (MatmulReduceScatter, MatmulAllReduce)}
 
@@ -45,13 +52,19 @@ def summed(
     schedule: str | Schedule,
     own_rows: int | None,
     out: torch.Tensor | None,
+    scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The sum of the ranks' x @ w: this rank's rows of it, or for `matmul_all_reduce` all."""
     fabric = fabrics.of(group)
     everywhere = _OPERATIONS[name].everywhere
+    landing: Landing | None = None
     try:
         decision = requested(schedule)
-        check_operands("x", x, [w])
+        if everywhere and isinstance(x, torch.Tensor) and isinstance(w, torch.Tensor):
+            m = x.numel() // max(x.shape[-1], 1) if x.dim() else 0
+            decision = decision or few_rows(fabric, m, x.dtype)
+            w, scale = _prepared(fabric, decision, x, w, scale, m)
+        check_operands("x", x, [w], any_weight=everywhere)
         dim = check_dim("scatter_dim", dim, x)
         if reduce_op not in ("sum", "avg"):
             raise Unsupported(f"reduce_op must be 'sum' or 'avg', not {reduce_op!r}")
@@ -75,29 +88,46 @@ def summed(
         decision = decide(fabric, name, sizes, lambda: _expected(sizes, fabric.world))
     try:
         proposal = _proposal(sizes, decision.said, decision.told)
-        spaces = spaces_of(decision, fabric.world, m, own, n, dtype_name(x.dtype), True)
-        if everywhere:
-            spaces["reduced"] = own * n * x.dtype.itemsize
+        if in_kernel(fabric, decision):
+            spaces = {"inbox": inbox_bytes(fabric.world, fabric.rank, m, n, dtype_name(x.dtype))}
+            landing = landing_for(fabric, shape, x.dtype, out)
+        else:
+            spaces = spaces_of(decision, fabric.world, m, own, n, dtype_name(x.dtype), True)
+            if everywhere:
+                spaces["reduced"] = _reduced(fabric, decision, m, own, n) * x.dtype.itemsize
     except Exception as error:
         refuse(fabric, name, error)
         raise
 
     def outputs(operation: Plannable, rank: int) -> Tensors:
+        if landing is not None:
+            return {"y": landing.tensor}
         return {"y": x.new_empty(shape) if out is None else out}
 
     inputs = {"x": rows, "w": w}
-    y = carry_out(
-        fabric,
-        proposal,
-        decision.schedule,
-        decision.why,
-        inputs,
-        (),
-        _combine,
-        outputs,
-        spaces,
-        decision.observe,
-    )["y"]
+    if scale is not None:
+        inputs["scale"] = scale
+    places = {} if landing is None else {"y": landing.offset}
+    try:
+        y = carry_out(
+            fabric,
+            proposal,
+            decision.schedule,
+            decision.why,
+            inputs,
+            (),
+            _combine,
+            outputs,
+            spaces,
+            decision.observe,
+            places,
+        )["y"]
+    except BaseException:
+        if landing is not None:
+            give_up(fabric, landing)
+        raise
+    if landing is not None:
+        y = handed_over(landing, out)
     if reduce_op == "avg":
         y.div_(fabric.world)
     return as_shaped(y, x, dim)
@@ -120,6 +150,33 @@ def _expected(sizes: _Sizes, world: int) -> MatmulReduceScatter:
     """The operation if peers have the sizes of this rank: near enough to choose a schedule by."""
     kind = _OPERATIONS[sizes.name]
     return kind(split(sizes.m, world), sizes.n, (sizes.k,) * world, dtype_name(sizes.dtype))
+
+
+def _reduced(fabric: HostFabric, decision: Decision, m: int, own: int, n: int) -> int:
+    """Elements of the sums that this rank passes on, under any schedule that it may be."""
+    rows, columns = own * n, m * split(n, fabric.world)[fabric.rank]
+    if decision.schedule is None:
+        return max(rows, columns)
+    return columns if shares_columns(decision.schedule, m, fabric.world) else rows
+
+
+def _prepared(
+    fabric: HostFabric,
+    decision: Decision | None,
+    x: torch.Tensor,
+    w: torch.Tensor,
+    scale: torch.Tensor | None,
+    m: int,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """w as the schedule wants it: the kernel for few rows takes it in its own dtype and packed,
+    all others in the dtype of x."""
+    if w.dim() != 2 or w.device.type != "cpu" or x.device.type != "cpu":
+        return w, None  # refused with the other checks
+    check_weight(x, w, scale)
+    fused = decision is not None and in_kernel(fabric, decision)
+    if fused and m <= FEW_ROWS and x.dtype != torch.float64:
+        return packed(w), None if scale is None else scale.contiguous()
+    return widened(x, w, scale), None
 
 
 @lru_cache(maxsize=4096)

@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from weft.errors import Unsupported
 from weft.plan.tasks import (
     AnyTask,
+    Await,
     Buffer,
     BufferKind,
     Copy,
+    Lookup,
     Matmul,
+    Part,
     Permute,
     Plan,
     Plannable,
     Reduce,
     Region,
+    Tiles,
 )
 from weft.schedule import Engine, Schedule
 
 
-def refuse_impossible(schedule: Schedule, reason: str | None = None) -> None:
-    """Raises `Unsupported` where a point of the space cannot exist, or not for an operation."""
+def refuse_impossible(
+    schedule: Schedule, reason: str | None = None, *, in_kernel: bool = False
+) -> None:
+    """Raises `Unsupported` where a point of the space cannot exist, or not for an operation.
+    in_kernel: whether the operation can communicate from inside its kernel."""
+    if schedule.fusion == "kernel" and not in_kernel:
+        reason = reason or "this operation cannot communicate from inside its kernel; use adaptive"
     reason = schedule.impossible() or reason
     if reason is not None:
         raise Unsupported(f"{schedule} cannot be planned: {reason}")
@@ -56,6 +66,9 @@ class Builder:
         target: Region,
         *,
         peer: int,
+        also: Iterable[Region] = (),
+        swaps: bool = False,
+        prelaunched: bool = True,
         after: Iterable[int | None] = (),
         label: str,
     ) -> int | None:
@@ -63,7 +76,8 @@ class Builder:
             return None
         # Direct moves nothing for the GEMM; what is asked for as a copy goes over an engine.
         engine: Engine = "dma" if self.schedule.engine == "direct" else self.schedule.engine
-        return self._add(Copy(self._id, rank, _ids(after), label, source, target, engine, peer))
+        task = Copy(self._id, rank, _ids(after), label, source, target, engine, peer)
+        return self._add(replace(task, also=tuple(also), swaps=swaps, prelaunched=prelaunched))
 
     def matmul(
         self,
@@ -113,7 +127,33 @@ class Builder:
             return None
         return self._add(Reduce(self._id, rank, _ids(after), label, tuple(sources), into, early))
 
-    def plan(self) -> Plan:
+    def tiles(
+        self, rank: int, parts: Iterable[Part], *, after: Iterable[int | None] = (), label: str
+    ) -> int | None:
+        kept = tuple(part for part in parts if part.c.num_elements)
+        if not kept:
+            return None
+        return self._add(Tiles(self._id, rank, _ids(after), label, kept))
+
+    def lookup(
+        self,
+        rank: int,
+        moves: Iterable[tuple[Region, Region]],
+        pooling: int,
+        *,
+        label: str,
+    ) -> int | None:
+        kept = [move for move in moves if move[0].num_elements]
+        if not kept:
+            return None
+        sources, targets = zip(*kept, strict=True)
+        return self._add(Lookup(self._id, rank, (), label, sources, targets, pooling))
+
+    def wait(self, rank: int, after: Iterable[int | None], *, label: str) -> int | None:
+        tasks = _ids(after)
+        return self._add(Await(self._id, rank, tasks, label)) if tasks else None
+
+    def plan(self, *, one_launch: bool = False) -> Plan:
         workspace = [0] * self.operation.world
         for buffer in self.buffers:
             if buffer.kind == "workspace":
@@ -124,6 +164,7 @@ class Builder:
             tuple(self.buffers),
             tuple(self.tasks),
             tuple(workspace),
+            one_launch,
         )
 
     @property

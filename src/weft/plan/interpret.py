@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.plan.order import predecessors, topological
-from weft.plan.tasks import Matmul, Plan, Reduce, Region
+from weft.plan.tasks import Matmul, Plan, Reduce, Region, Tiles
 
 Array = npt.NDArray[np.float64]
 
@@ -27,7 +27,7 @@ def interpret(
     """
     memory = {
         (b.rank, b.name): np.array(inputs[(b.rank, b.name)], dtype=np.float64)
-        if b.kind == "input"
+        if b.kind in ("input", "inplace")
         else np.full((b.rows, b.columns), np.nan)
         for b in plan.buffers
     }
@@ -47,6 +47,10 @@ def interpret(
             product = (a.T if task.transposed else a) @ view(task.b)
             view(task.c)[...] = view(task.c) + product if task.accumulate else product
             continue
+        if isinstance(task, Tiles):
+            for part in task.parts:
+                view(part.c)[...] = view(part.a) @ view(part.b)
+            continue
         if isinstance(task, Reduce):
             total = sum((view(source) for source in task.sources[1:]), view(task.sources[0]).copy())
             for target in task.targets:
@@ -55,4 +59,5 @@ def interpret(
         values = [view(source).copy() for source in task.reads()]
         for target, value in zip(task.writes(), values, strict=True):
             view(target)[...] = value
-    return {(b.rank, b.name): memory[(b.rank, b.name)] for b in plan.buffers if b.kind == "output"}
+    results = ("output", "inplace")
+    return {(b.rank, b.name): memory[(b.rank, b.name)] for b in plan.buffers if b.kind in results}

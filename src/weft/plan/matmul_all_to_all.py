@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from weft.operation import ITEM_BYTES, register, split
-from weft.plan import scattering
+from weft.plan import in_kernel, scattering
 from weft.plan.tasks import Plan
 from weft.plan.trace import Contents
 from weft.schedule import Schedule
@@ -31,6 +31,7 @@ class MatmulAllToAll:
     name: ClassVar[str] = "matmul_all_to_all"
     summed: ClassVar[bool] = False
     everywhere: ClassVar[bool] = False
+    in_kernel: ClassVar[bool] = True
 
     @classmethod
     def of(cls, m: int, n: int, k: int, world: int, dtype: str = "float32") -> MatmulAllToAll:
@@ -61,6 +62,8 @@ class MatmulAllToAll:
         return self.splits[maker]
 
     def lower(self, schedule: Schedule) -> Plan:
+        if schedule.fusion == "kernel":
+            return in_kernel.lower(self, schedule)
         return scattering.lower(self, schedule)
 
     def check(self, plan: Plan, contents: Contents) -> None:

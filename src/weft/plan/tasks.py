@@ -12,14 +12,16 @@ from typing import Any, ClassVar, Literal, Protocol
 
 from weft.operation import ITEM_BYTES, Operation
 from weft.schedule import Engine, Schedule
+from weft.strategy import Strategy
 from weft.timeline import COMPUTE
 
-BufferKind = Literal["input", "output", "workspace"]
+BufferKind = Literal["input", "output", "workspace", "inplace"]
 
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """A matrix in the memory of one rank. Inputs are there before the plan starts."""
+    """A matrix in the memory of one rank. Inputs are there before the plan starts, as is what
+    is worked on in place."""
 
     name: str
     rank: int
@@ -93,12 +95,19 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Copy(Task):
-    """Moves a region on the engine lane of a peer; source and target have the same shape."""
+    """Moves a region on the engine lane of a peer; source and target have the same shape.
+
+    One command may do more: bring the same bytes to further targets (`also`), or exchange source
+    and target (`swaps`). One that is not `prelaunched` is given to its engine when it is due.
+    """
 
     source: Region
     target: Region
     engine: Engine
     peer: int
+    also: tuple[Region, ...] = ()
+    swaps: bool = False
+    prelaunched: bool = True
 
     kind: ClassVar[str] = "copy"
 
@@ -107,10 +116,12 @@ class Copy(Task):
         return f"engine {self.peer}"
 
     def reads(self) -> tuple[Region, ...]:
-        return (self.source,)
+        if self.swaps:
+            return (self.source, self.target)
+        return (self.source,) * (1 + len(self.also))
 
     def writes(self) -> tuple[Region, ...]:
-        return (self.target,)
+        return (self.target, self.source) if self.swaps else (self.target, *self.also)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,14 +194,83 @@ class Reduce(Task):
         return self.targets
 
 
-AnyTask = Copy | Matmul | Permute | Reduce
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One product of several that a kernel makes: c = a @ b."""
+
+    a: Region
+    b: Region
+    c: Region
+
+    @property
+    def num_flops(self) -> int:
+        return 2 * self.c.num_elements * self.b.rows
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles(Task):
+    """Products by the workers of one kernel, who store each where it is needed: c may lie in the
+    memory of any rank."""
+
+    parts: tuple[Part, ...]
+
+    kind: ClassVar[str] = "matmul"
+
+    def reads(self) -> tuple[Region, ...]:
+        return tuple(region for part in self.parts for region in (part.a, part.b))
+
+    def writes(self) -> tuple[Region, ...]:
+        return tuple(part.c for part in self.parts)
+
+    @property
+    def num_flops(self) -> int:
+        return sum(part.num_flops for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup(Task):
+    """Pools rows of embedding tables into bags, and stores each bag where it is needed.
+
+    The sources are rectangles of `bags`, an input that is never in memory: row b, column c stands
+    for what the tables have at column c, pooled over the rows that bag b asks for, which are
+    `pooling` rows in the mean (0: not known).
+    """
+
+    sources: tuple[Region, ...]
+    targets: tuple[Region, ...]
+    pooling: int
+
+    kind: ClassVar[str] = "lookup"
+
+    def reads(self) -> tuple[Region, ...]:
+        return self.sources
+
+    def writes(self) -> tuple[Region, ...]:
+        return self.targets
+
+
+@dataclass(frozen=True, slots=True)
+class Await(Task):
+    """Waits until all of `after` has ended: the end of a kernel into whose outputs peers store."""
+
+    kind: ClassVar[str] = "await"
+
+    def reads(self) -> tuple[Region, ...]:
+        return ()
+
+    def writes(self) -> tuple[Region, ...]:
+        return ()
+
+
+AnyTask = Copy | Matmul | Permute | Reduce | Tiles | Lookup | Await
 
 
 class Plannable(Operation, Protocol):
     """An operation that lowers itself, and knows what its outputs must hold."""
 
-    def lower(self, schedule: Schedule) -> Plan:
-        """The plan of all ranks; the same object for the same schedule."""
+    def lower(self, schedule: Any) -> Plan:
+        """The plan of all ranks; the same object for the same schedule (a `Strategy` where work is
+        independent)."""
         ...
 
     def check(self, plan: Plan, contents: Any) -> None:
@@ -203,14 +283,17 @@ class Plan:
     """The tasks of every rank. The executor and the simulator read this, and nothing else.
 
     `workspace` is the promise, per rank, of how many bytes the plan needs beyond its inputs and
-    outputs; `verify` holds it to that.
+    outputs; `verify` holds it to that. `one_launch`: the tasks of a rank's compute lane are the
+    work of one persistent kernel, which is launched once and communicates by itself; otherwise
+    every task is a launch.
     """
 
     operation: Plannable
-    schedule: Schedule
+    schedule: Schedule | Strategy
     buffers: tuple[Buffer, ...]
     tasks: tuple[AnyTask, ...]
     workspace: tuple[int, ...] = field(default=())
+    one_launch: bool = False
 
     @cached_property
     def buffer(self) -> dict[tuple[int, str], Buffer]:
@@ -257,8 +340,10 @@ class Plan:
             if task.rank != rank:
                 continue
             if isinstance(task, Copy):
-                if task.source.rank != task.target.rank:
-                    moved[task.engine] = moved.get(task.engine, 0) + self.num_bytes(task.source)
+                pairs = zip(task.reads(), task.writes(), strict=True)
+                remote = sum(self.num_bytes(s) for s, t in pairs if s.rank != t.rank)
+                if remote:
+                    moved[task.engine] = moved.get(task.engine, 0) + remote
             else:
                 used = (*task.reads(), *task.writes())
                 remote = sum(self.num_bytes(r) for r in used if r.rank != rank)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from weft.errors import InvalidPlan
-from weft.plan.tasks import AnyTask, Matmul, Plan, Reduce, Region
+from weft.plan.tasks import AnyTask, Matmul, Plan, Reduce, Region, Tiles
 
 Key = tuple[int, str]
 
@@ -113,7 +113,7 @@ class Contents:
     def __init__(self, plan: Plan) -> None:
         self._rows: dict[Key, _Rows] = {(b.rank, b.name): _Rows() for b in plan.buffers}
         for buffer in plan.buffers:
-            if buffer.kind == "input" and buffer.rows * buffer.columns > 0:
+            if buffer.kind in ("input", "inplace") and buffer.rows * buffer.columns > 0:
                 key = (buffer.rank, buffer.name)
                 whole = Piece(0, buffer.rows, 0, buffer.columns, Data(key, 0, 0))
                 self._rows[key].replace(slice(0, 0), [whole])
@@ -156,6 +156,12 @@ def trace(plan: Plan, order: list[int]) -> Contents:
             continue
         if isinstance(task, Reduce):
             _add(contents, task)
+            continue
+        if isinstance(task, Tiles):
+            for part in task.parts:
+                _multiply(
+                    contents, Matmul(task.id, task.rank, (), task.label, part.a, part.b, part.c)
+                )
             continue
         pairs = list(zip(task.reads(), task.writes(), strict=True))
         moved = [(target, _moved(contents, task, source, target)) for source, target in pairs]

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 
 from weft.errors import InvalidPlan, Unsupported
 from weft.plan.order import ancestors, predecessors, topological
-from weft.plan.tasks import AnyTask, Copy, Matmul, Permute, Plan, Reduce, Region
+from weft.plan.tasks import AnyTask, Copy, Matmul, Permute, Plan, Reduce, Region, Tiles
 from weft.plan.trace import trace
 
 MAX_TASKS = 30_000
@@ -32,7 +32,9 @@ def verify(plan: Plan) -> None:
     _check_workspace(plan)
     before = predecessors(plan)
     order = topological(plan, before)
-    _check_races(plan, ancestors(order, before))
+    masks = ancestors(order, before)
+    _check_races(plan, masks)
+    _check_arrivals(plan, masks)
     _check_moves(plan)
     plan.operation.check(plan, trace(plan, order))
 
@@ -69,6 +71,11 @@ def _fits(task: AnyTask) -> bool:
         a, b, c = task.a, task.b, task.c
         rows, inner = (a.columns, a.rows) if task.transposed else (a.rows, a.columns)
         return inner == b.rows and rows == c.rows and b.columns == c.columns
+    if isinstance(task, Tiles):
+        return all(
+            (p.a.rows, p.a.columns, p.b.columns) == (p.c.rows, p.b.rows, p.c.columns)
+            for p in task.parts
+        )
     if isinstance(task, Reduce):
         shapes = {(r.rows, r.columns) for r in (*task.sources, *task.targets)}
         return len(shapes) == 1 and bool(task.sources) and bool(task.targets)
@@ -124,20 +131,38 @@ def _check_repeats(plan: Plan, key: tuple[int, str], written: list[tuple[int, Re
             )
 
 
+def _check_arrivals(plan: Plan, masks: Sequence[int]) -> None:
+    """What a peer stores into a rank's output, that rank waits for."""
+    known = [0] * plan.operation.world
+    for task in plan.tasks:
+        known[task.rank] |= masks[task.id]
+    for task in plan.tasks:
+        for region in task.writes():
+            away = region.rank != task.rank and plan.buffer[region.key].kind == "output"
+            if away and not known[region.rank] >> task.id & 1:
+                raise InvalidPlan(
+                    f"{task.label!r} of rank {task.rank} stores {region}, and nobody waits for it"
+                )
+
+
 def _accumulates(task: AnyTask) -> bool:
     return isinstance(task, Matmul) and task.accumulate
 
 
 def _check_moves(plan: Plan) -> None:
-    """No rank moves the same element of another rank twice, and sums stay in their own rank."""
+    """No rank moves the same element of another rank twice, and sums stay in their own rank, unless
+    a kernel passes them on by itself."""
     moved: dict[tuple[int, int, str], list[Region]] = {}
     for task in plan.tasks:
         if isinstance(task, Permute) and any(r.rank != task.rank for r in task.reads()):
             raise InvalidPlan(f"{task.label!r} of rank {task.rank} permutes another rank's memory")
-        if isinstance(task, Reduce) and any(r.rank != task.rank for r in task.targets):
+        sums_there = isinstance(task, Reduce) and any(r.rank != task.rank for r in task.targets)
+        if sums_there and not plan.one_launch:
             raise InvalidPlan(f"{task.label!r} of rank {task.rank} sums into another rank's memory")
-        if isinstance(task, Copy) and task.source.rank != task.target.rank:
-            moved.setdefault((task.target.rank, *task.source.key), []).append(task.source)
+        if isinstance(task, Copy):
+            for start, end in zip(task.reads(), task.writes(), strict=True):
+                if start.rank != end.rank:
+                    moved.setdefault((end.rank, *start.key), []).append(start)
     for (rank, source, buffer), regions in moved.items():
         for i, j in _overlaps(regions, regions):
             if i < j:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from importlib.resources import files
 
+from weft.report import c3_doc
 from weft.report.fidelity_plots import (
     copies,
     copy_plots,
@@ -80,6 +81,7 @@ def documents(
         "ficco_table": _ficco_table(story),
         "ficco_plot": plot("ficco", "Speedups of the 16 scenarios", ficco_plot(story)),
         **_story(story),
+        "c3": c3_doc.section(),
         "host": host or _NO_HOST,
         "clusters": clusters,
     }

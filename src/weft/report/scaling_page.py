@@ -21,6 +21,11 @@ PLAIN, FUSED, IDEAL = "#d55e00", "#0072b2", "#8a9bab"
 COMPUTING, WAITING, EXPOSED = "#8a9bab", "#c9d0d6", "#e69f00"
 
 
+def nodes_text(count: int) -> str:
+    """`1 node`, `16 nodes`."""
+    return f"{count} node" if count == 1 else f"{count} nodes"
+
+
 def rows_of(points: Sequence[Point]) -> list[list[cells.Cell]]:
     """A row per number of nodes under `HEADERS`; times are milliseconds."""
     return [
@@ -55,7 +60,7 @@ def summary_of(result: Scaling) -> str:
         if points:
             last, top = points[-1], max(points, key=lambda point: point.saving)
             said.append(
-                f"{scaling} scaling: {100 * last.saving:.1f} % on {last.nodes} nodes "
+                f"{scaling} scaling: {100 * last.saving:.1f} % on {nodes_text(last.nodes)} "
                 f"({duration(last.plain.seconds)} to {duration(last.fused.seconds)}), "
                 f"at most {100 * top.saving:.1f} % on {top.nodes}"
             )
@@ -69,7 +74,7 @@ def write_scaling_page(path: str | os.PathLike[str], result: Scaling) -> Path:
     facts = {}
     for scaling in SCALINGS:
         for point in result.of(scaling)[-1:]:
-            facts[f"{scaling}, {point.nodes} nodes: saves"] = f"{100 * point.saving:.1f} %"
+            facts[f"{scaling}, {nodes_text(point.nodes)}: saves"] = f"{100 * point.saving:.1f} %"
             facts[f"{scaling}: plain to fused"] = (
                 f"{duration(point.plain.seconds)} → {duration(point.fused.seconds)}"
             )
@@ -79,7 +84,7 @@ def write_scaling_page(path: str | os.PathLike[str], result: Scaling) -> Path:
             _section(page, scaling, points)
     last = result.points[len(result.of(result.points[0].scaling)) - 1]
     page.section(
-        f"A step on {last.nodes} nodes",
+        f"A step on {nodes_text(last.nodes)}",
         f"{last.scaling} scaling, {last.said}. All devices do the same: rank 0 stands for them. "
         "Lanes are the compute units, the links inside the node and the network.",
     )
@@ -113,7 +118,7 @@ def assumptions(path: Path) -> list[list[cells.Cell]]:
 
 def _section(page: Page, scaling: str, points: Sequence[Point]) -> None:
     text = (
-        f"The batch is shared: {points[0].said} on {points[0].nodes} nodes, "
+        f"The batch is shared: {points[0].said} on {nodes_text(points[0].nodes)}, "
         f"{points[-1].said} on {points[-1].nodes}. Ideal halves the time with twice the nodes."
         if scaling == "strong"
         else f"Every device has as much to do: {points[-1].said}. Ideal stays as it is on one node."

@@ -21,8 +21,10 @@ from weft.plan.tasks import Plan, Plannable
 from weft.plan.verify import verify
 from weft.run import record
 from weft.run.executor import Runner
+from weft.run.kernel import runner_of
 from weft.run.proposal import Items, Proposal, check_same
 from weft.schedule import Schedule
+from weft.strategy import Strategy
 from weft.timeline import Timeline
 
 MAX_RUNNERS = 512
@@ -51,7 +53,7 @@ last: Finished | None = None
 def carry_out(
     fabric: HostFabric,
     proposal: Proposal,
-    schedule: Schedule | None,
+    schedule: Schedule | Strategy | None,
     why: str,
     inputs: Mapping[str, torch.Tensor],
     shared: Sequence[str],
@@ -59,6 +61,7 @@ def carry_out(
     outputs: Outputs,
     workspaces: Mapping[str, int] = MappingProxyType({}),
     observe: Callable[[float], None] | None = None,
+    landings: Mapping[str, int] = MappingProxyType({}),
 ) -> Tensors:
     """Carries out a call and gives its outputs by buffer name.
 
@@ -66,8 +69,9 @@ def carry_out(
     make, or `Mismatch`. outputs: makes the outputs of this rank for an operation. workspaces: the
     bytes of this rank's workspace that peers touch, by name; as headers say where it is, it is
     placed before the ranks have agreed, so its names are the same on all ranks, and its sizes
-    follow from the rank's own arguments. schedule:
-    None where rank 0's header has it, and why. observe: hears how long the call took.
+    follow from the rank's own arguments. schedule: None where rank 0's header has it, and why.
+    observe: hears how long the call took. landings: where in this rank's part of the heap those
+    outputs lie that peers store into, by name.
     """
     global last
     with fabric.lock:
@@ -78,6 +82,9 @@ def carry_out(
             placed, space = _place(fabric, call, proposal, exposed, workspaces)
             offsets = [offset for offset, _ in placed] + [s.offset for s in space.values()]
             slots = [*shared, *space]
+            if fabric.world > 1:
+                offsets += landings.values()
+                slots += landings
             memory = {name: s.memory for name, s in space.items()}
             fabric.native.enter(call, proposal.signature, offsets, proposal.blob)
             runner = fabric.runners.get(proposal.signature)
@@ -170,7 +177,7 @@ def _agree(
     fabric: HostFabric,
     call: int,
     proposal: Proposal,
-    schedule: Schedule | None,
+    schedule: Schedule | Strategy | None,
     combine: Combine,
     slots: Sequence[str],
 ) -> Runner:
@@ -186,7 +193,7 @@ def _agree(
             schedule = Schedule.parse(name)
         plan = combine(proposals).lower(schedule)
         verify(plan)
-        runner = Runner(plan, fabric, signatures, slots, why)
+        runner = runner_of(plan, fabric, signatures, slots, why)
         _keep(fabric, signatures, runner)
     _keep(fabric, proposal.signature, runner)
     return runner

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 
@@ -19,16 +20,28 @@ from weft.errors import InvalidPlan, Unsupported
 from weft.fabric import HostFabric, _native
 from weft.fabric.host import AGAIN, CANCELLED, DISAGREE, OK, Outcome
 from weft.plan.adaptive import Loose, as_one, largest_run, merged, next_run
-from weft.plan.tasks import AnyTask, Copy, Matmul, Permute, Plan, Reduce, Region
+from weft.plan.tasks import (
+    AnyTask,
+    Await,
+    Copy,
+    Lookup,
+    Matmul,
+    Permute,
+    Plan,
+    Reduce,
+    Region,
+    Tiles,
+)
+from weft.run.bags import Bags
 from weft.timeline import COMPUTE, Span, Timeline
 
 Counter = tuple[int, int]
-_NOTHING = Timeline(())
+NOTHING = Timeline(())
 _MAX_PEER_TENSORS = 256
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class Step:
     """A task of the compute lane with what was derived for it: counters of other lanes to wait
     for, loose tasks of this lane that come first, regions of peers, and its own counter."""
 
@@ -69,7 +82,7 @@ class Runner:
         missing = {name for _, name in plan.shared_buffers} - set(slots)
         if missing:
             raise InvalidPlan(f"{self.label}: {', '.join(sorted(missing))} must be shared")
-        counters = _counters(plan)
+        counters = counters_of(plan)
         self.program, num_lanes = self._build_program(counters)
         steps = self._build_steps(counters)
         self.parts = _parts(steps)
@@ -120,10 +133,10 @@ class Runner:
         waiting = self.plan.signals.get(task.id, frozenset())
         return tuple(sorted({rank for rank, lane in waiting if lane == COMPUTE}))
 
-    def _build_steps(self, counters: Mapping[int, Counter]) -> list[_Step]:
+    def _build_steps(self, counters: Mapping[int, Counter]) -> list[Step]:
         rank, tasks = self.fabric.rank, self.plan.tasks
         return [
-            _Step(
+            Step(
                 task,
                 self._waits(task, counters),
                 frozenset(t for t in task.after if tasks[t].rank == rank and tasks[t].loose),
@@ -148,14 +161,8 @@ class Runner:
         this runner was made for: then nothing has moved. Otherwise the timeline of this rank,
         without spans unless recording.
         """
-        if self._workspace:
-            self._add_workspace(tensors)
-        for b in self._shared:
-            if shared[b.name].numel() < b.num_bytes:
-                raise InvalidPlan(f"{self.label}: {b.name} takes {b.num_bytes} shared bytes")
-            raw = shared[b.name][: b.num_bytes]
-            tensors[b.name] = raw.view(getattr(torch, b.dtype)).view(b.rows, b.columns)
-        run = _Run(self, call, tensors, record)
+        self._complete(tensors, shared)
+        run = self.start(call, tensors, record)
         try:
             run.compute()
             run.finish()
@@ -164,7 +171,10 @@ class Runner:
         except BaseException:
             run.quiesce()
             raise
-        return run.timeline() if record else _NOTHING
+        return run.timeline() if record else NOTHING
+
+    def start(self, call: int, tensors: dict[str, torch.Tensor], record: bool) -> Run:
+        return Run(self, call, tensors, record)
 
     def peer(self, call: int, region: Region) -> torch.Tensor:
         """A peer's buffer, in place. It lies where the peer's header says; peers that stage their
@@ -182,6 +192,18 @@ class Runner:
             self._peers[key] = tensor
         return tensor
 
+    def _complete(
+        self, tensors: dict[str, torch.Tensor], shared: Mapping[str, torch.Tensor]
+    ) -> None:
+        """Adds workspace to the tensors of a call."""
+        if self._workspace:
+            self._add_workspace(tensors)
+        for b in self._shared:
+            if shared[b.name].numel() < b.num_bytes:
+                raise InvalidPlan(f"{self.label}: {b.name} takes {b.num_bytes} shared bytes")
+            raw = shared[b.name][: b.num_bytes]
+            tensors[b.name] = raw.view(getattr(torch, b.dtype)).view(b.rows, b.columns)
+
     def _add_workspace(self, tensors: dict[str, torch.Tensor]) -> None:
         memory, at = self.fabric.workspace(self._workspace_bytes), 0
         for b in self._workspace:
@@ -190,7 +212,7 @@ class Runner:
             at += _aligned(b.num_bytes)
 
 
-class _Run:
+class Run:
     """One call in flight on one rank."""
 
     __slots__ = (
@@ -221,7 +243,7 @@ class _Run:
         self.spans: list[Span] = []
         self.deadline = self.fabric.deadline_ns()
         self.agreed = self.fabric.world == 1
-        self.pending: list[_Step] = []
+        self.pending: list[Step] = []
         self.flight: _native.Call | None = None
         if runner.in_flight:
             pointers = [tensors[b.name].data_ptr() for b in runner.buffers]
@@ -248,7 +270,7 @@ class _Run:
         for step in self.pending:
             self.native.signal(self.call, step.counter, step.rings)
 
-    def signal(self, step: _Step) -> None:
+    def signal(self, step: Step) -> None:
         """Says that a task has ended; kept back until the ranks are known to agree."""
         if step.counter < 0:
             return
@@ -259,7 +281,7 @@ class _Run:
         if all(self.native.entered(rank) >= self.call for rank in range(self.fabric.world)):
             self.agree()
 
-    def wait_for(self, step: _Step) -> None:
+    def wait_for(self, step: Step) -> None:
         flight = self.flight
         assert flight is not None
         self.agree()
@@ -303,7 +325,7 @@ class _Run:
             self._carry_out(part.task, part.remote)
             self.signal(part)
 
-    def _adaptive(self, steps: Sequence[_Step]) -> None:
+    def _adaptive(self, steps: Sequence[Step]) -> None:
         """Carries out what may run, matmuls in as few pieces as can be, until all is done."""
         flight = self.flight
         assert flight is not None
@@ -335,7 +357,7 @@ class _Run:
                 self._engine_failed(label)
 
     def _collect(
-        self, waiting: dict[int, _Step], ready: dict[int, Loose], left: Mapping[int, _Step]
+        self, waiting: dict[int, Step], ready: dict[int, Loose], left: Mapping[int, Step]
     ) -> None:
         """Moves the tasks that may run now from `waiting` to `ready`. What waits for counters may
         not before the ranks agree: until then another plan may have set them."""
@@ -368,13 +390,20 @@ class _Run:
             if region in task.writes():
                 ends = ends[::-1]
             until = self.native.reserve(*ends, self.plan.num_bytes(region), start)
-            self.fabric.wait(
-                lambda u=until: self.native.hold(self.call, u, self.deadline),  # type: ignore[misc]
-                self.runner.label,
-                f"{region} to come through the link",
-            )
+            self.pace(until, region)
         if self.record:
             self.spans.append(self._span(task, COMPUTE, start, _native.now_ns()))
+
+    def pace(self, until: int, region: Region) -> None:
+        """What was read or stored in place is through the link at a moment: holds the thread."""
+        self.hold(until, f"{region} to come through the link")
+
+    def hold(self, until: int, waiting_for: str) -> None:
+        self.fabric.wait(
+            lambda: self.native.hold(self.call, until, self.deadline),
+            self.runner.label,
+            waiting_for,
+        )
 
     def _execute(self, task: AnyTask) -> None:
         if isinstance(task, Matmul):
@@ -383,6 +412,15 @@ class _Run:
             _multiply(a, self._view(task.b), self._view(task.c), task.accumulate)
         elif isinstance(task, Reduce):
             _add(list(map(self._view, task.sources)), list(map(self._view, task.targets)))
+        elif isinstance(task, Tiles):
+            for part in task.parts:
+                _multiply(self._view(part.a), self._view(part.b), self._view(part.c), False)
+        elif isinstance(task, Lookup):
+            bags = cast(Bags, self.tensors["bags"])
+            for s, target in zip(task.sources, task.targets, strict=True):
+                bags.pool(s.row, s.rows, s.column, s.columns, self._view(target))
+        elif isinstance(task, Await):
+            pass
         elif isinstance(task, Permute):
             for source, target in zip(task.sources, task.targets, strict=True):
                 self._view(target).copy_(self._view(source))
@@ -424,11 +462,16 @@ class _Run:
         return Timeline((*self.spans, *spans), str(self.plan.schedule))
 
     def _span(self, task: AnyTask, lane: str, start: int, end: int) -> Span:
-        flops = 2 * task.c.num_elements * task.inner if isinstance(task, Matmul) else 0
-        moved = sum(self.plan.num_bytes(r) for r in task.reads()) if not flops else 0
-        return Span(
-            self.fabric.rank, lane, task.label, task.kind, start / 1e9, end / 1e9, moved, flops
-        )
+        return span_of(self.plan, task, self.fabric.rank, lane, start, end)
+
+
+def span_of(plan: Plan, task: AnyTask, rank: int, lane: str, start: int, end: int) -> Span:
+    """The span of a task from one moment to another, in nanoseconds."""
+    flops = task.num_flops if isinstance(task, Tiles) else 0
+    if isinstance(task, Matmul):
+        flops = 2 * task.c.num_elements * task.inner
+    moved = sum(plan.num_bytes(r) for r in task.reads()) if not flops else 0
+    return Span(rank, lane, task.label, task.kind, start / 1e9, end / 1e9, moved, flops)
 
 
 def _multiply(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, accumulate: bool) -> None:
@@ -462,11 +505,11 @@ def _add(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> No
         target.copy_(targets[0])
 
 
-def _parts(steps: Sequence[_Step]) -> list[_Step | list[_Step]]:
+def _parts(steps: Sequence[Step]) -> list[Step | list[Step]]:
     """The compute lane in the order in which it is carried out: single tasks, and stretches of
     tasks to be taken as they become ready. Tasks of a stretch that wait for nothing are ready
     together, so their pieces are fixed here."""
-    parts: list[_Step | list[_Step]] = []
+    parts: list[Step | list[Step]] = []
     for step in steps:
         if not step.task.loose:
             parts.append(step)
@@ -474,7 +517,7 @@ def _parts(steps: Sequence[_Step]) -> list[_Step | list[_Step]]:
             parts[-1].append(step)
         else:
             parts.append([step])
-    settled: list[_Step | list[_Step]] = []
+    settled: list[Step | list[Step]] = []
     for part in parts:
         if isinstance(part, list) and not any(s.waits or s.needs or s.counter >= 0 for s in part):
             settled.extend(_pieces(part))
@@ -483,7 +526,7 @@ def _parts(steps: Sequence[_Step]) -> list[_Step | list[_Step]]:
     return settled
 
 
-def _pieces(steps: Sequence[_Step]) -> list[_Step]:
+def _pieces(steps: Sequence[Step]) -> list[Step]:
     """The GEMMs that the adaptive policy makes of tasks that are all ready."""
     left = {step.task.id: step for step in steps}
     pieces = []
@@ -492,11 +535,11 @@ def _pieces(steps: Sequence[_Step]) -> list[_Step]:
         remote = tuple(region for task in run for region in left[task.id].remote)
         for task in run:
             del left[task.id]
-        pieces.append(_Step(merged(run), (), frozenset(), remote, -1, ()))
+        pieces.append(Step(merged(run), (), frozenset(), remote, -1, ()))
     return pieces
 
 
-def _counters(plan: Plan) -> dict[int, Counter]:
+def counters_of(plan: Plan) -> dict[int, Counter]:
     """The (rank, index) of the counter of every task that another lane waits for."""
     used = [0] * plan.operation.world
     counters: dict[int, Counter] = {}

@@ -6,11 +6,22 @@ Numbers come from `weft.simulate.cost`; here they are brought into the form that
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import sqrt
 
 from weft.machine import DTYPES, Machine
-from weft.plan.tasks import Copy, Matmul, Permute, Plan, Reduce, Region
+from weft.plan.tasks import (
+    AnyTask,
+    Await,
+    Copy,
+    Lookup,
+    Matmul,
+    Permute,
+    Plan,
+    Reduce,
+    Region,
+    Tiles,
+)
 from weft.simulate.cost import bandwidth_of, copy, gemm, memory_bound
 from weft.simulate.node import Draws, Node
 from weft.simulate.sharing import Resource
@@ -65,6 +76,10 @@ class Kernel:
         return found
 
 
+_NOTHING = Kernel(0.0, 0.0, (), lambda units: 0.0)
+"""A task that only waits."""
+
+
 class Demands:
     """The costs of one plan's tasks on one node; equal tasks are costed once."""
 
@@ -75,20 +90,29 @@ class Demands:
         self._transfers: dict[tuple[object, ...], Transfer] = {}
         self._kernels: dict[tuple[object, ...], Kernel] = {}
         self._loads: dict[tuple[int, str], float] = {}
+        self._turns: dict[tuple[int, str], int] = {}
+        self._whole: dict[int, tuple[Kernel, int]] = {}
 
     def transfer(self, task: Copy) -> Transfer:
         here, there = task.source, task.target
         ranks = (task.rank, here.rank, there.rank, task.peer)
-        key = (here.rows, here.columns, here.buffer, there.buffer, task.engine, *ranks)
+        more = (task.swaps, task.prelaunched, *(region.rank for region in task.also))
+        key = (here.rows, here.columns, here.buffer, there.buffer, task.engine, *ranks, *more)
         found = self._transfers.get(key)
         if found is None:
             found = self._transfers[key] = self._copy(task)
         return found
 
-    def kernel(self, task: Matmul | Permute | Reduce) -> Kernel:
+    def kernel(self, task: Matmul | Permute | Reduce | Tiles | Lookup | Await) -> Kernel:
+        if isinstance(task, Tiles):
+            return self._tiles(task)
+        if isinstance(task, Await):
+            return _NOTHING
         if not isinstance(task, Matmul):
             sizes = [(r.rank, self.plan.num_bytes(r)) for r in (*task.sources, *task.targets)]
-            key: tuple[object, ...] = (task.rank, task.kind, *sizes)
+            key: tuple[object, ...] = (task.rank, task.kind, self._pipelined(task), *sizes)
+            if isinstance(task, Lookup):
+                key = (*key, task.pooling)
         else:
             a, b, c = task.a, task.b, task.c
             shape = (a.rows, b.columns, a.columns, task.transposed, task.accumulate)
@@ -104,10 +128,22 @@ class Demands:
         size, runs = self.plan.num_bytes(task.source), runs_of(self.plan, task)
         source, target = task.source.rank, task.target.rank
         remote = source != target
-        cost = copy(machine, size, rows=runs, engine=task.engine, prelaunched=True, remote=remote)
-        wanted: Draws = node.route(source, target, 1.0) if remote else []
+        ahead = task.prelaunched
+        cost = copy(machine, size, rows=runs, engine=task.engine, prelaunched=ahead, remote=remote)
+        if task.also or task.swaps:  # one command to several ends gives each of them a share
+            engines = machine.engines
+            share = engines.swap_share if task.swaps else engines.broadcast_share
+            cost = replace(cost, rate=cost.rate * share)
         traffic = cost.traffic / size
-        wanted += [(("memory", source, 0), traffic), (("memory", target, 0), traffic)]
+        wanted: Draws = []
+        for start, end in zip(task.reads(), task.writes(), strict=True):
+            wanted += node.route(start.rank, end.rank, 1.0) if start.rank != end.rank else []
+            wanted += [(("memory", start.rank, 0), traffic), (("memory", end.rank, 0), traffic)]
+        if not ahead:  # one thread of the host commands engine after engine
+            engines = machine.engines
+            turn = self._turns.setdefault((task.rank, task.lane), len(self._lanes(task.rank)))
+            later = turn * (engines.command + engines.schedule)
+            cost = replace(cost, command=cost.command + later)
         following = cost.command
         if task.engine == "dma":
             following = machine.engines.next_packet
@@ -120,17 +156,25 @@ class Demands:
             size, cost.rate, draws, cost.command, following, cost.completion, cost.units
         )
 
-    def _move(self, task: Permute | Reduce) -> Kernel:
-        """A permute or a sum: all that counts is the bytes it reads and writes, and from where."""
+    def _lanes(self, rank: int) -> list[str]:
+        """The engine lanes of a rank that the host has commanded so far."""
+        return [lane for owner, lane in self._turns if owner == rank]
+
+    def _move(self, task: Permute | Reduce | Lookup) -> Kernel:
+        """A permute, a sum or lookups: all that counts is the bytes read and written, and where."""
         machine = self.machine
         read = sum(map(self.plan.num_bytes, task.sources))
+        if isinstance(task, Lookup):
+            read *= task.pooling
         written = sum(map(self.plan.num_bytes, task.targets))
+        within = machine.memory.latency if self._pipelined(task) else 0.0
 
         def body(units: int) -> float:
-            return memory_bound(machine, read, written, units=units).memory_seconds
+            return memory_bound(machine, read, written, units=units).memory_seconds - within
 
         total = float(read + written)
-        wanted, here, reach = self._remote(task.rank, (*task.sources, *task.targets), total)
+        regions = (*task.sources, *task.targets)
+        wanted, here, reach = self._remote(task.rank, regions, total, len(task.sources))
         wanted.append((("memory", task.rank, 0), here / total))
         launch = memory_bound(machine, read, written).launch
         launch += machine.links.latency if reach else 0.0
@@ -153,23 +197,50 @@ class Demands:
             return max(_under_load(machine, cost.compute_seconds, load), moving)
 
         # Read in place, once: tiles that need the same rows run together and share them.
-        wanted, here, reach = self._remote(task.rank, (task.a, task.b, task.c), traffic)
+        wanted, here, reach = self._remote(task.rank, (task.a, task.b, task.c), traffic, 2)
         wanted.append((("memory", task.rank, 0), max(here, 0.0) / traffic))
         launch = whole.launch + (machine.links.latency if reach else 0.0)
         return Kernel(launch, traffic, self.node.draws(wanted), body, reach)
 
+    def _tiles(self, task: Tiles) -> Kernel:
+        """Products that are part of one kernel: their share of what the whole would take."""
+        found = self._whole.get(task.rank)
+        if found is None:
+            tiles = [t for t in self.plan.tasks if t.rank == task.rank and isinstance(t, Tiles)]
+            found = self._whole[task.rank] = (
+                self._matmul(_as_one(tiles)),
+                sum(t.num_flops for t in tiles),
+            )
+        whole, flops = found
+        share = task.num_flops / flops if flops else 1.0 / max(1, len(self.plan.tasks))
+        traffic = max(whole.size * share, 1.0)
+        wanted, here, reach = self._remote(task.rank, task.writes(), traffic, 0)
+        wanted.append((("memory", task.rank, 0), max(here, 0.0) / traffic))
+        draws = self.node.draws(wanted)
+        launch = whole.launch + (self.machine.links.latency if reach else 0.0)
+        return Kernel(launch, traffic, draws, lambda units: share * whole.body(units), reach)
+
+    def _pipelined(self, task: AnyTask) -> bool:
+        """Whether the way to memory is hidden behind other work of the same kernel: its workers do
+        not wait for each other, so only the first of its tasks and the last sum show it."""
+        if not self.plan.one_launch:
+            return False
+        lane = self.plan.lanes[(task.rank, task.lane)]
+        last = next((t for t in reversed(lane) if isinstance(t, Reduce)), None)
+        return task is not lane[0] and task is not last
+
     def _remote(
-        self, rank: int, regions: tuple[Region, ...], traffic: float
+        self, rank: int, regions: tuple[Region, ...], traffic: float, num_read: int
     ) -> tuple[Draws, float, float]:
-        """What a kernel draws for regions of peers (the last one written, the others read), what
+        """What a kernel draws for regions of peers (the first ones read, the others written), what
         traffic is left in its own memory, and how long the regions take over idle links."""
         wanted: Draws = []
         here, reach = traffic, 0.0
-        for region in regions:
+        for number, region in enumerate(regions):
             if region.rank == rank:
                 continue
             size = self.plan.num_bytes(region)
-            ends = (rank, region.rank) if region is regions[-1] else (region.rank, rank)
+            ends = (rank, region.rank) if number >= num_read else (region.rank, rank)
             wanted += self.node.route(*ends, size / traffic)
             wanted.append((("memory", region.rank, 0), size / traffic))
             here -= size
@@ -196,9 +267,30 @@ def runs_of(plan: Plan, task: Copy) -> int:
 
 def num_flops(task: object) -> int:
     """Floating point operations of a task."""
+    if isinstance(task, Tiles):
+        return task.num_flops
     if not isinstance(task, Matmul):
         return 0
     return 2 * task.a.rows * task.a.columns * task.b.columns
+
+
+def _as_one(tiles: list[Tiles]) -> Matmul:
+    """The one product that the tiles of a kernel are: all their rows, or all their columns."""
+    parts = [part for task in tiles for part in task.parts]
+    first = parts[0]
+    by_rows = all(part.b == first.b for part in parts)
+    rows = sum(p.c.rows for p in parts) if by_rows else first.c.rows
+    columns = first.c.columns if by_rows else sum(p.c.columns for p in parts)
+    rank, inner, c = tiles[0].rank, first.b.rows, first.c
+    return Matmul(
+        tiles[0].id,
+        rank,
+        (),
+        "all tiles",
+        Region(rank, first.a.buffer, 0, rows, 0, inner),
+        Region(rank, first.b.buffer, 0, inner, 0, columns),
+        Region(c.rank, c.buffer, 0, rows, 0, columns),
+    )
 
 
 def _under_load(machine: Machine, seconds: float, load: float) -> float:

@@ -8,6 +8,8 @@ read in place, links for kernels. Whenever a body starts or ends, what is active
   one that finds it idle has to be released first.
 - A copy driven by cores takes compute units from the kernel beside it while its bytes flow.
 - A waiter on another lane learns of an end only after its signal, so there are gaps between spans.
+- Where a rank's compute lane is one kernel, only its first task is launched: the others follow as
+  its workers come to them.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ class Events(Queues[_Cost]):
     ) -> None:
         super().__init__(plan, tasks, after, machine.launch.decision)
         self._machine = machine
+        self._one_launch = plan.one_launch
         self._node = Node(machine, plan.operation.world, folded)
         self._demands = Demands(plan, self._node)
         self._kernel_of: dict[int, Job[_Cost]] = {}
@@ -48,6 +51,8 @@ class Events(Queues[_Cost]):
             transfer = self._demands.transfer(task)
             return transfer, transfer.next if lane.ended == now else transfer.first
         kernel = self._demands.kernel(task)
+        if self._one_launch and lane.ended >= 0.0:
+            return kernel, 0.0
         return kernel, kernel.launch + (self._machine.launch.gap if lane.ended >= 0.0 else 0.0)
 
     def _body(self, job: Job[_Cost], now: float) -> None:

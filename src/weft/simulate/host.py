@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from weft.machine import Host, Machine
-from weft.plan.tasks import AnyTask, Copy, Matmul, Plan, Region
+from weft.plan.tasks import AnyTask, Await, Copy, Lookup, Matmul, Plan, Region, Tiles
 from weft.simulate.cost import gemm, memory_bound
 from weft.simulate.demand import runs_of
 from weft.simulate.node import Node
@@ -92,8 +92,19 @@ class HostEvents(Queues[Work]):
         machine = self._machine
         if isinstance(task, Copy):
             return self._copy(task)
+        if isinstance(task, Await):
+            return self._kernel(0.0, 0.0, ())
+        if isinstance(task, Tiles):
+            core = 0.0
+            for part in task.parts:
+                dtype = self._plan.buffer[part.a.key].dtype
+                m, n = part.c.rows, part.c.columns
+                core += gemm(machine, m, n, part.b.rows, dtype).compute_seconds
+            return self._in_place(task, core)
         if not isinstance(task, Matmul):
             read = sum(map(self._plan.num_bytes, task.sources))
+            if isinstance(task, Lookup):
+                read *= task.pooling
             written = sum(map(self._plan.num_bytes, task.targets))
             moving = memory_bound(machine, read, written).memory_seconds
             core = moving + len(task.sources) * self._host.region
@@ -248,4 +259,6 @@ def _key(task: AnyTask) -> tuple[object, ...]:
     def size(region: Region) -> tuple[object, ...]:
         return (region.key, region.rows, region.columns)
 
-    return (task.rank, task.kind, *map(size, task.reads()), *map(size, task.writes()))
+    pooling = (task.pooling,) if isinstance(task, Lookup) else ()
+    sizes = (*map(size, task.reads()), *map(size, task.writes()))
+    return (task.rank, task.kind, *pooling, *sizes)

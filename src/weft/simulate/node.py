@@ -49,6 +49,14 @@ class Node:
     def memory(self, rank: int) -> Resource:
         return self._resource(("memory", rank, 0))
 
+    def driven(self, rank: int) -> Resource:
+        return self._resource(("driven", rank, 0))
+
+    @property
+    def driven_bandwidth(self) -> float:
+        """What core-driven transfers bring out of a device if they have the units they need."""
+        return self._capacity["driven"]
+
     def memory_bandwidth(self, units: int) -> float:
         """What kernels and copies together draw from a memory while kernels have so many units."""
         return max(self.machine.memory.bandwidth, bandwidth_of(self.machine, units))

@@ -58,7 +58,10 @@ class Flow:
 class Sharing:
     """The active flows. Tell it what changes, then `settle` to have the new rates."""
 
-    def __init__(self) -> None:
+    def __init__(self, proportional: bool = False) -> None:
+        """proportional: flows that meet on a full resource are all slowed alike, instead of the
+        small ones not at all."""
+        self._proportional = proportional
         self._changed: dict[Flow, None] = {}
         self._touched: dict[Resource, bool] = {}
 
@@ -106,7 +109,12 @@ class Sharing:
                     affected[flow] = None
                     _join(flow.draws, joined, queue)
         tight = [resource for resource in joined if resource.tight]
-        rates = _fill(affected, tight) if tight else {flow: flow.cap for flow in affected}
+        if not tight:
+            rates = {flow: flow.cap for flow in affected}
+        elif self._proportional:
+            rates = _slow_alike(affected, tight)
+        else:
+            rates = _fill(affected, tight)
         moved = []
         for flow, rate in rates.items():
             if rate != flow.rate:
@@ -156,4 +164,28 @@ def _fill(flows: Iterable[Flow], tight: list[Resource]) -> dict[Flow, float]:
                     left[resource] -= rate * draw
                     weight[resource] -= draw
                     count[resource] -= 1
+    return rates
+
+
+def _slow_alike(flows: Iterable[Flow], tight: list[Resource]) -> dict[Flow, float]:
+    """Rates as of queues that serve in the order of arrival: on a full resource every flow gets the
+    same share of its cap. Resources are filled from the fullest on."""
+    pending = dict.fromkeys(flows)
+    left = {resource: resource.capacity for resource in tight}
+    asked = {r: sum(flow.cap * draw for flow, draw in r.flows.items()) for r in tight}
+    rates: dict[Flow, float] = {}
+    while pending:
+        shares = {r: left[r] / asked[r] for r in tight if any(flow in pending for flow in r.flows)}
+        fullest = min(shares, key=lambda r: shares[r], default=None)
+        if fullest is None or shares[fullest] >= 1.0:
+            rates.update({flow: flow.cap for flow in pending})
+            break
+        share = shares[fullest]
+        for flow in [flow for flow in fullest.flows if flow in pending]:
+            del pending[flow]
+            rates[flow] = share * flow.cap
+            for resource, draw in flow.draws:
+                if resource in left:
+                    left[resource] = max(0.0, left[resource] - rates[flow] * draw)
+                    asked[resource] -= flow.cap * draw
     return rates

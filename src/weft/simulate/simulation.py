@@ -5,10 +5,12 @@ from __future__ import annotations
 from weft.errors import Unsupported
 from weft.machine import Machine
 from weft.plan.tasks import Plan
+from weft.simulate.beside import BesideEvents
 from weft.simulate.events import Events
 from weft.simulate.host import HostEvents
 from weft.simulate.result import Simulation
 from weft.simulate.symmetry import is_symmetric, ranks_of
+from weft.strategy import Strategy
 from weft.timeline import Timeline
 
 
@@ -19,20 +21,22 @@ def simulate(plan: Plan, machine: Machine) -> Timeline:
 
 def run(plan: Plan, machine: Machine, *, fold: bool = True) -> Simulation:
     """Simulates the plan; `fold=False` simulates every rank even where one can stand for all (on a
-    host none can: ranks may share a core)."""
+    host none can: ranks may share a core; nor where kernels wait for each other's signals, which
+    would reach the one that stands for all at once)."""
     check_fits(plan, machine)
     if machine.host is not None:
         pieces = HostEvents(plan, machine, machine.host).run(machine.launch.host)
         return Simulation(plan, machine, tuple(pieces), False)
+    events = BesideEvents if isinstance(plan.schedule, Strategy) else Events
     ranks = ranks_of(plan)
-    if fold and len(ranks) > 1 and is_symmetric(plan, ranks):
+    if fold and not plan.one_launch and len(ranks) > 1 and is_symmetric(plan, ranks):
         place = {task.id: index for tasks in ranks for index, task in enumerate(tasks)}
         first = ranks[0]
         after = [[first[place[other]].id for other in task.after] for task in first]
-        pieces = Events(plan, machine, first, after, True).run()
+        pieces = events(plan, machine, first, after, True).run()
         return Simulation(plan, machine, tuple(pieces), True)
     after_all = [task.after for task in plan.tasks]
-    pieces = Events(plan, machine, plan.tasks, after_all, False).run()
+    pieces = events(plan, machine, plan.tasks, after_all, False).run()
     return Simulation(plan, machine, tuple(pieces), False)
 
 

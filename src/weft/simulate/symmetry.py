@@ -7,7 +7,18 @@ they lie in a buffer makes no difference, except to the adaptive policy, which m
 
 from __future__ import annotations
 
-from weft.plan.tasks import AnyTask, Copy, Matmul, Permute, Plan, Reduce, Region
+from weft.plan.tasks import (
+    AnyTask,
+    Await,
+    Copy,
+    Lookup,
+    Matmul,
+    Permute,
+    Plan,
+    Reduce,
+    Region,
+    Tiles,
+)
 
 
 def ranks_of(plan: Plan) -> list[list[AnyTask]]:
@@ -48,12 +59,18 @@ def _signature(
     after = sorted(((plan.tasks[other].rank - rank) % world, place[other]) for other in task.after)
     if isinstance(task, Copy):
         lane = (task.peer - rank) % world
-        return (task.kind, after, size(task.source), size(task.target), task.engine, lane)
+        ends = (size(task.source), size(task.target), *map(size, task.also))
+        return (task.kind, after, *ends, task.engine, lane, task.swaps, task.prelaunched)
     if isinstance(task, Permute):
         return (task.kind, after, *map(size, task.sources), *map(size, task.targets))
     if isinstance(task, Reduce):
         parts = (*map(size, task.sources), *map(size, task.targets))
         return (task.kind, after, task.early, len(task.sources), *parts)
+    if isinstance(task, Lookup):
+        parts = (*map(size, task.sources), *map(size, task.targets))
+        return (task.kind, after, task.pooling, *parts)
+    if isinstance(task, Tiles | Await):
+        return (task.kind, after, *map(size, task.reads()), *map(size, task.writes()))
     merging: tuple[object, ...] = ()
     if task.merge is not None:
         first = next(t for t in tasks if isinstance(t, Matmul) and t.merge == task.merge)

@@ -185,14 +185,20 @@ def _measure_rank(
 
 
 def interleaved(
-    arms: dict[str, Callable[[], None]], repeat: int, report: Report
+    arms: dict[str, Callable[[], None]],
+    repeat: int,
+    report: Report,
+    before: Callable[[], None] | None = None,
 ) -> dict[str, list[float]]:
-    """The seconds of every arm in every round, the slowest rank's; collective."""
+    """The seconds of every arm in every round, the slowest rank's; collective. before: done ahead
+    of every arm, untimed, so that none inherits the caches of another."""
     names = list(arms)
     samples: dict[str, list[float]] = {name: [] for name in names}
     for number in range(-WARM_UP, repeat):
         turn = number % len(names)
         for name in names[turn:] + names[:turn]:
+            if before is not None:
+                before()
             seconds = timed(arms[name])
             if number >= 0:
                 samples[name].append(seconds)

@@ -1,0 +1,180 @@
+// The Python face of the kernels that communicate by themselves.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+
+#include "fused.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+using namespace weft;
+
+namespace {
+
+using Unlocked = nb::call_guard<nb::gil_scoped_release>;
+using EndTuple = std::tuple<int, int, uint64_t, uint64_t>;
+using PieceTuple = std::tuple<uint64_t, uint64_t, uint64_t, uint64_t, EndTuple>;
+using Waits = std::vector<std::pair<int, int>>;
+
+End end_of(const EndTuple& t) {
+  return {std::get<0>(t), std::get<1>(t), std::get<2>(t), std::get<3>(t)};
+}
+
+const char* pointer(uint64_t address) { return reinterpret_cast<const char*>(address); }
+
+const Kernels& kernels_of(const std::string& name) {
+  if (name.empty()) return best_kernels();
+  const Kernels* found = find_kernels(name.c_str());
+  if (!found) throw std::invalid_argument("there are no kernels " + name + " for this processor");
+  return *found;
+}
+
+Step step_of(Work work, const Waits& waits, int counter) {
+  Step step;
+  step.work = work;
+  step.counter = counter;
+  for (const auto& [rank, index] : waits) step.waits.push_back({rank, index});
+  return step;
+}
+
+Step make_step(int work, const std::vector<PieceTuple>& pieces, const Waits& waits, int counter) {
+  Step step = step_of(Work(work), waits, counter);
+  for (const auto& [first, column, rows, columns, target] : pieces)
+    step.pieces.push_back({first, column, rows, columns, end_of(target)});
+  return step;
+}
+
+Weight weight_of(uint64_t data, int type, bool transposed, uint64_t pitch, uint64_t k,
+                 uint64_t scale) {
+  return {pointer(data), Type(type), transposed, pitch, k,
+          reinterpret_cast<const float*>(pointer(scale))};
+}
+
+}  // namespace
+
+void bind_fused(nb::module_& m) {
+  m.def("kernel_names", [] {
+    std::vector<std::string> names;
+    for (const char* name : {"avx512", "avx2", "portable"})
+      if (find_kernels(name)) names.emplace_back(name);
+    return names;
+  });
+
+  nb::class_<Bags>(m, "Bags")
+      .def(nb::init<>())
+      .def(
+          "add",
+          [](Bags& bags, uint64_t data, int type, uint64_t rows, uint64_t dim, uint64_t column,
+             uint64_t indices, bool wide_indices, uint64_t num_indices, uint64_t offsets,
+             bool wide_offsets, uint64_t num_bags, uint64_t weights, bool mean) {
+            bags.add({pointer(data), Type(type), rows, dim, column, pointer(indices), wide_indices,
+                      num_indices, pointer(offsets), wide_offsets, num_bags, pointer(weights),
+                      mean});
+          },
+          "data"_a, "type"_a, "rows"_a, "dim"_a, "column"_a, "indices"_a, "wide_indices"_a,
+          "num_indices"_a, "offsets"_a, "wide_offsets"_a, "num_bags"_a, "weights"_a, "mean"_a)
+      .def(
+          "check", [](const Bags& bags) { return bags.check(best_kernels()); }, Unlocked())
+      .def(
+          "pool",
+          [](const Bags& bags, uint64_t first, uint64_t count, uint64_t column, uint64_t columns,
+             uint64_t target, uint64_t pitch, const std::string& kernels) {
+            bags.pool(kernels_of(kernels), first, count, column, columns,
+                      reinterpret_cast<char*>(target), pitch);
+          },
+          "first"_a, "bags"_a, "column"_a, "columns"_a, "target"_a, "pitch"_a, "kernels"_a = "",
+          Unlocked());
+
+  nb::class_<Kernel>(m, "Kernel")
+      .def("__init__", [](Kernel* k, int type) { new (k) Kernel{Type(type), {}}; }, "type"_a)
+      .def(
+          "add_pieces",  // work 0: products, 1: bags; also 3: only a wait
+          [](Kernel& kernel, int work, const std::vector<PieceTuple>& pieces, const Waits& waits,
+             int counter) { kernel.steps.push_back(make_step(work, pieces, waits, counter)); },
+          "work"_a, "pieces"_a, "waits"_a, "counter"_a)
+      .def(
+          "add_sum",
+          [](Kernel& kernel, const std::vector<EndTuple>& sources,
+             const std::vector<EndTuple>& targets, uint64_t rows, uint64_t columns,
+             const Waits& waits, int counter) {
+            Step step = step_of(Work::add, waits, counter);
+            for (const auto& t : sources) step.sources.push_back(end_of(t));
+            for (const auto& t : targets) step.targets.push_back(end_of(t));
+            step.rows = rows;
+            step.columns = columns;
+            kernel.steps.push_back(std::move(step));
+          },
+          "sources"_a, "targets"_a, "rows"_a, "columns"_a, "waits"_a, "counter"_a);
+
+  nb::class_<Operands>(m, "Operands")
+      .def(nb::init<>())
+      .def(
+          "set_product",
+          [](Operands& o, uint64_t x, uint64_t rows, uint64_t x_pitch, uint64_t w, int type,
+             bool transposed, uint64_t pitch, uint64_t k, uint64_t scale) {
+            o.x = pointer(x);
+            o.x_rows = rows;
+            o.x_pitch = x_pitch;
+            o.weight = weight_of(w, type, transposed, pitch, k, scale);
+          },
+          "x"_a, "rows"_a, "x_pitch"_a, "w"_a, "type"_a, "transposed"_a, "pitch"_a, "k"_a,
+          "scale"_a)
+      .def("set_bags", [](Operands& o, std::shared_ptr<Bags> bags) { o.bags = std::move(bags); });
+
+  nb::class_<KernelRun>(m, "KernelRun")
+      .def(
+          "__init__",
+          [](KernelRun* run, Fabric& fabric, std::shared_ptr<Kernel> kernel,
+             const std::string& kernels, uint64_t call, int64_t deadline,
+             const std::vector<uint64_t>& pointers, const std::vector<uint64_t>& signatures,
+             const Operands& operands, bool record) {
+            std::vector<char*> addresses;
+            for (uint64_t p : pointers) addresses.push_back(reinterpret_cast<char*>(p));
+            new (run) KernelRun(fabric, std::move(kernel), kernels_of(kernels), call, deadline,
+                                std::move(addresses), signatures, operands, record);
+          },
+          "fabric"_a, "kernel"_a, "kernels"_a, "call"_a, "deadline"_a, "pointers"_a, "signatures"_a,
+          "operands"_a, "record"_a, nb::keep_alive<1, 2>())
+      .def(
+          "go",
+          [](KernelRun& run) {
+            const Outcome outcome = run.go();
+            return std::pair<int, int>{int(outcome.code), outcome.rank};
+          },
+          Unlocked())
+      .def_prop_ro("at", &KernelRun::at)
+      .def_prop_ro("spans", &KernelRun::spans);
+
+  m.def(
+      "multiply",  // x [rows, k] in float32 by a weight, into float32; for tests and measurements
+      [](uint64_t x, uint64_t rows, uint64_t w, int type, bool transposed, uint64_t pitch,
+         uint64_t k, uint64_t scale, uint64_t columns, uint64_t out, const std::string& kernels) {
+        kernels_of(kernels).multiply(reinterpret_cast<const float*>(pointer(x)), k, rows,
+                                     weight_of(w, type, transposed, pitch, k, scale), 0, columns,
+                                     reinterpret_cast<float*>(out), columns);
+      },
+      "x"_a, "rows"_a, "w"_a, "type"_a, "transposed"_a, "pitch"_a, "k"_a, "scale"_a, "columns"_a,
+      "out"_a, "kernels"_a = "", Unlocked());
+
+  m.def(
+      "same_samples",  // whether elements of w [k, n], spread over it, are those of its pack [n, k]
+      [](uint64_t w, uint64_t row, uint64_t column, uint64_t packed, uint64_t k, uint64_t n,
+         uint64_t item, uint64_t count) {
+        const uint64_t total = k * n, step = std::max<uint64_t>(1, total / count) | 1;
+        for (uint64_t i = 0; i < total; i += step) {
+          const uint64_t at_k = i / n, at_n = i % n;
+          const char* ours = pointer(w) + (at_k * row + at_n * column) * item;
+          if (std::memcmp(ours, pointer(packed) + (at_n * k + at_k) * item, item) != 0)
+            return false;
+        }
+        return true;
+      },
+      "w"_a, "row"_a, "column"_a, "packed"_a, "k"_a, "n"_a, "item"_a, "count"_a);
+}

@@ -1,0 +1,195 @@
+#include "fused.h"
+
+#include <algorithm>
+
+namespace weft {
+namespace {
+
+uint64_t at(const void* numbers, bool wide, uint64_t i) {
+  return wide ? uint64_t(static_cast<const int64_t*>(numbers)[i])
+              : uint64_t(int64_t(static_cast<const int32_t*>(numbers)[i]));
+}
+
+}  // namespace
+
+std::tuple<int, uint64_t, uint64_t> Bags::check(const Kernels& kernels) const {
+  for (uint64_t number = 0; number < tables_.size(); ++number) {
+    const Table& t = tables_[number];
+    uint64_t last = 0;
+    for (uint64_t bag = 0; bag < t.num_bags; ++bag) {
+      const uint64_t offset = at(t.offsets, t.wide_offsets, bag);
+      if (bag == 0 && offset != 0) return {1, number, bag};
+      if (int64_t(offset) < int64_t(last)) return {2, number, bag};
+      if (offset > t.num_indices) return {3, number, bag};
+      last = offset;
+    }
+    if (kernels.in_range(t.indices, t.wide_indices, t.num_indices, t.rows)) continue;
+    for (uint64_t i = 0; i < t.num_indices; ++i)
+      if (at(t.indices, t.wide_indices, i) >= t.rows) return {4, number, i};
+  }
+  return {0, 0, 0};
+}
+
+void Bags::pool(const Kernels& kernels, uint64_t first, uint64_t bags, uint64_t column,
+                uint64_t columns, char* target, uint64_t pitch) const {
+  for (const Table& t : tables_) {
+    const uint64_t begin = std::max(column, t.column);
+    const uint64_t end = std::min(column + columns, t.column + t.dim);
+    if (begin >= end || bags == 0) continue;
+    kernels.pool(t, first, bags, begin - t.column, end - begin,
+                 target + (begin - column) * size_of(t.type), pitch);
+  }
+}
+
+KernelRun::KernelRun(Fabric& fabric, std::shared_ptr<const Kernel> kernel, const Kernels& kernels,
+                     uint64_t call, int64_t deadline, std::vector<char*> pointers,
+                     std::vector<uint64_t> signatures, const Operands& operands, bool record)
+    : fabric_(fabric),
+      kernel_(std::move(kernel)),
+      kernels_(kernels),
+      call_(call),
+      deadline_(deadline),
+      pointers_(std::move(pointers)),
+      signatures_(std::move(signatures)),
+      operands_(operands),
+      record_(record),
+      agreed_(fabric.heap().world() == 1) {
+  if (record_) spans_.resize(kernel_->steps.size());
+}
+
+Outcome KernelRun::go() {
+  while (at_ < kernel_->steps.size()) {
+    const Step& step = kernel_->steps[at_];
+    const Outcome outcome = prepare(step);
+    if (outcome.code != Code::ok) return outcome;
+    const int64_t since = fabric_.links().paced() || record_ ? now_ns() : 0;
+    execute(step);
+    signal(step, since);
+    if (record_) spans_[at_] = {since, now_ns()};
+    ++at_;
+  }
+  const Outcome outcome = agree();  // a rank that has nothing to do must know that, too
+  return outcome.code != Code::ok ? outcome : release(true);
+}
+
+Outcome KernelRun::agree() {
+  if (agreed_) return {};
+  const Outcome outcome = fabric_.agree(call_, signatures_, deadline_);
+  agreed_ = outcome.code == Code::ok;
+  return outcome;
+}
+
+// Before a step: the ranks must agree on the call, for even the first one touches peers; then what it
+// waits for must have come. Whoever waits first lets go what its own peers may wait for.
+Outcome KernelRun::prepare(const Step& step) {
+  const Outcome agreed = agree();
+  if (agreed.code != Code::ok) return agreed;
+  Heap& heap = fabric_.heap();
+  bool waiting = false;
+  for (const Wait& wait : step.waits)
+    waiting |= heap.control(wait.rank).counters[wait.counter].get() < call_;
+  const Outcome released = release(waiting);
+  if (released.code != Code::ok || !waiting) return released;
+  for (const Wait& wait : step.waits) {
+    Signal& signal = heap.control(wait.rank).counters[wait.counter];
+    const Outcome outcome =
+        heap.wait(signal, call_, call_, deadline_, fabric_.spin_ns(), nullptr, false);
+    if (outcome.code != Code::ok) return outcome;
+  }
+  return {};
+}
+
+void KernelRun::execute(const Step& step) {
+  switch (step.work) {
+    case Work::multiply: {
+      if (!x_) {
+        x_pitch_ = operands_.weight.k;
+        if (kernel_->type == Type::f32) {
+          x_ = reinterpret_cast<const float*>(operands_.x);
+          x_pitch_ = operands_.x_pitch / sizeof(float);
+        } else {
+          widened_.resize(operands_.x_rows * x_pitch_ + 1);
+          for (uint64_t row = 0; row < operands_.x_rows; ++row)
+            kernels_.widen(operands_.x + row * operands_.x_pitch, kernel_->type, x_pitch_,
+                           widened_.data() + row * x_pitch_);
+          x_ = widened_.data();
+        }
+      }
+      for (const Piece& piece : step.pieces)
+        kernels_.multiply(x_, x_pitch_, piece.rows, operands_.weight, piece.column, piece.columns,
+                          reinterpret_cast<float*>(address(piece.target)),
+                          piece.target.pitch / sizeof(float));
+      break;
+    }
+    case Work::pool:
+      for (const Piece& piece : step.pieces)
+        operands_.bags->pool(kernels_, piece.first, piece.rows, piece.column, piece.columns,
+                             address(piece.target), piece.target.pitch);
+      break;
+    case Work::add: {
+      std::vector<const float*> sources(step.sources.size());
+      std::vector<char*> targets(step.targets.size());
+      for (uint64_t row = 0; row < step.rows; ++row) {
+        for (size_t i = 0; i < sources.size(); ++i)
+          sources[i] = reinterpret_cast<const float*>(address(step.sources[i]) +
+                                                      row * step.sources[i].pitch);
+        for (size_t i = 0; i < targets.size(); ++i)
+          targets[i] = address(step.targets[i]) + row * step.targets[i].pitch;
+        kernels_.add(sources.data(), sources.size(), step.columns, targets.data(), targets.size(),
+                     kernel_->type);
+      }
+      break;
+    }
+    case Work::wait:
+      break;
+  }
+}
+
+// Says that what a step stored is there: now, or on a paced link when it will have come through.
+void KernelRun::signal(const Step& step, int64_t since) {
+  Heap& heap = fabric_.heap();
+  int64_t until = 0;
+  if (fabric_.links().paced()) {
+    const auto reserve = [&](const End& end, uint64_t bytes) {
+      if (end.rank != heap.rank())
+        until = std::max(until, fabric_.reserve(heap.rank(), end.rank, bytes, since));
+    };
+    const uint64_t item = step.work == Work::multiply ? sizeof(float) : size_of(kernel_->type);
+    for (const Piece& piece : step.pieces)
+      reserve(piece.target, piece.rows * piece.columns * item);
+    for (const End& target : step.targets) reserve(target, step.rows * step.columns * item);
+  }
+  if (step.counter < 0) return;
+  if (until == 0) {
+    heap.control(heap.rank()).counters[step.counter].set(call_);
+  } else {
+    pending_.push_back({until, step.counter});
+  }
+}
+
+// Sets the counters of what has come through its link by now; with `all`, waits for all of them.
+Outcome KernelRun::release(bool all) {
+  if (pending_.empty()) return {};
+  Heap& heap = fabric_.heap();
+  RankControl& own = heap.control(heap.rank());
+  while (!pending_.empty()) {
+    const auto next = std::min_element(
+        pending_.begin(), pending_.end(),
+        [](const Pending& a, const Pending& b) { return a.until < b.until; });
+    if (next->until > now_ns()) {
+      if (!all) return {};
+      const Outcome outcome = fabric_.hold(call_, next->until, deadline_);
+      if (outcome.code != Code::ok) return outcome;
+    }
+    own.counters[next->counter].set(call_);
+    pending_.erase(next);
+  }
+  return {};
+}
+
+char* KernelRun::address(const End& end) {
+  if (end.rank == fabric_.heap().rank()) return pointers_[end.buffer] + end.offset;
+  return fabric_.peer_pointer(call_, end.rank, end.buffer) + end.offset;
+}
+
+}  // namespace weft

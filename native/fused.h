@@ -1,0 +1,104 @@
+// Kernels that communicate by themselves: the compute lane of a plan, carried out in one go.
+//
+// A Kernel is made once from a plan. A KernelRun is one call of it: it computes piece by piece, stores
+// each where it is needed, in whichever rank's memory, and sets a counter when all of a piece is
+// there. On paced links a piece counts as being there when the link would have brought it; the thread
+// computes on meanwhile, and waits for links only when there is nothing else to do.
+#pragma once
+
+#include <string>
+
+#include "engine.h"
+#include "kernels.h"
+
+namespace weft {
+
+// What bags ask of the tables of one rank, in the memory of the caller.
+class Bags {
+ public:
+  void add(const Table& table) { tables_.push_back(table); }
+  // What is wrong with the offsets and indices: (0: nothing, 1: offsets do not start at 0, 2: they
+  // decrease, 3: they go beyond the indices, 4: an index is out of range; the table; where in it).
+  std::tuple<int, uint64_t, uint64_t> check(const Kernels& kernels) const;
+  // Pools bags from `first` on into a target; columns count over all tables.
+  void pool(const Kernels& kernels, uint64_t first, uint64_t bags, uint64_t column,
+            uint64_t columns, char* target, uint64_t pitch) const;
+
+ private:
+  std::vector<Table> tables_;
+};
+
+// A rectangle to make: of the product from `column` of the weight on, or of bags from `first` on.
+struct Piece {
+  uint64_t first, column, rows, columns;
+  End target;
+};
+
+enum class Work : int { multiply = 0, pool = 1, add = 2, wait = 3 };
+
+struct Step {
+  Work work;
+  std::vector<Piece> pieces;
+  std::vector<End> sources, targets;  // of a sum
+  uint64_t rows = 0, columns = 0;     // of a sum
+  std::vector<Wait> waits;
+  int counter = -1;  // set to the call when all that the step stored is there
+};
+
+struct Kernel {
+  Type type = Type::f32;  // of x, the tables and the results
+  std::vector<Step> steps;
+};
+
+// What a call brings along besides its buffers.
+struct Operands {
+  const char* x = nullptr;
+  uint64_t x_rows = 0, x_pitch = 0;  // bytes from row to row
+  Weight weight{};
+  std::shared_ptr<const Bags> bags;
+};
+
+class KernelRun {
+ public:
+  KernelRun(Fabric& fabric, std::shared_ptr<const Kernel> kernel, const Kernels& kernels,
+            uint64_t call, int64_t deadline, std::vector<char*> pointers,
+            std::vector<uint64_t> signatures, const Operands& operands, bool record);
+
+  // Goes on; `again` now and then while it waits, so that Python can handle its signals.
+  Outcome go();
+  // The step that it is at, and when each of them started and ended (where recorded).
+  size_t at() const { return at_; }
+  const std::vector<std::pair<int64_t, int64_t>>& spans() const { return spans_; }
+
+ private:
+  struct Pending {
+    int64_t until;
+    int counter;
+  };
+
+  Outcome agree();
+  Outcome prepare(const Step& step);
+  void execute(const Step& step);
+  void signal(const Step& step, int64_t since);
+  Outcome release(bool all);
+  char* address(const End& end);
+
+  Fabric& fabric_;
+  std::shared_ptr<const Kernel> kernel_;
+  const Kernels& kernels_;
+  uint64_t call_;
+  int64_t deadline_;
+  std::vector<char*> pointers_;
+  std::vector<uint64_t> signatures_;
+  Operands operands_;
+  bool record_;
+  bool agreed_;
+  size_t at_ = 0;
+  const float* x_ = nullptr;
+  size_t x_pitch_ = 0;
+  std::vector<float> widened_;
+  std::vector<Pending> pending_;
+  std::vector<std::pair<int64_t, int64_t>> spans_;
+};
+
+}  // namespace weft

@@ -1,0 +1,246 @@
+"""Kernels that communicate by themselves, beside the same work done in steps: embedding lookups +
+all-to-all, GEMV + all-reduce, GEMM + all-to-all; measured here, and simulated on MI300X."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.functional import embedding_bag
+
+import weft
+from weft.benchmarks import Check, Result, part
+from weft.fabric import Link, _native, of
+from weft.machine import load
+from weft.operation import find
+from weft.schedule import Schedule
+from weft.simulate import run as simulate
+from weft.study.arms import arms_of
+from weft.study.launch import Report, launch
+from weft.study.measure import LinkSpec, interleaved, measure
+
+WORLD = 2
+NUM_TABLES, TABLE_ROWS, DIM, BATCH, POOLING = 26, 100_000, 64, 2048, 20
+GEMV = ((2048, 2048), (4096, 4096))
+SMALL = (1024, 1024)
+BATCHES = (1, 8)
+SHARE = 0.3
+"""What an all-reduce takes of the GEMV on the paced link."""
+CALLS = 10
+"""Calls in a row that make one sample of a GEMV, so that starting together does not count."""
+REPEAT = 15
+M, N, K = 2048, 1024, 2048
+SIMULATED = (
+    ("DLRM lookups: 16384 bags, pooling 32, 1664 columns a GPU", "embedding_all_to_all",
+     (16384, 1664, 32), "20 %"),
+    ("DLRM lookups: 8192 bags, pooling 64, 3328 columns a GPU", "embedding_all_to_all",
+     (8192, 3328, 64), "20 %"),
+    ("Llama-3 70B decode, 8 rows, MLP down: 8192 x 3584 a GPU", "matmul_all_reduce",
+     (8, 8192, 3584), "up to 22 %"),
+    ("Llama-3 405B decode, 8 rows, MLP down: 16384 x 6656 a GPU", "matmul_all_reduce",
+     (8, 16384, 6656), "up to 22 %"),
+    ("Mixtral 8x7B combine, 8192 rows a GPU: 4096 x 14336", "matmul_all_to_all",
+     (8192, 4096, 14336), "up to 20 %"),
+    ("DeepSeek-V3 combine, 8192 rows a GPU: 7168 x 2048", "matmul_all_to_all",
+     (8192, 7168, 2048), "up to 20 %"),
+)  # fmt: skip
+"""(what it is, operation, (M, N of a GPU, K), less time as the paper reports it), bfloat16, 8 GPUs:
+Fused Computation-Collective Operations, arXiv 2305.06942."""
+
+HEADERS = ("case", "arm", "ms", "of the first arm")
+Rows = list[list[str | float]]
+Medians = dict[str, float]
+
+
+def run(report: Report) -> Result:
+    """2 ranks, fp32, interleaved arms, medians of the slower rank; then the simulations."""
+    rows: Rows = []
+    checks: list[Check] = []
+    _embedding(rows, checks, part(report, 0, 6))
+    for number, (k, n) in enumerate((*GEMV, SMALL)):
+        _gemv(rows, checks, k, n, part(report, 1 + number, 6))
+    _gemm(rows, checks, part(report, 4, 6))
+    _simulated(rows, checks)
+    return Result(HEADERS, rows, checks)
+
+
+def _add(rows: Rows, case: str, medians: Medians) -> None:
+    first = next(iter(medians.values()))
+    for arm, seconds in medians.items():
+        rows.append([case, arm, round(seconds * 1e3, 3), f"{seconds / first:.2f}x"])
+
+
+# -- embedding lookups -----------------------------------------------------------------------------
+
+
+def _embedding(rows: Rows, checks: list[Check], report: Report) -> None:
+    found = launch(WORLD, _measure_embedding, report=report)[0]
+    case = f"embedding, {NUM_TABLES} tables"
+    _add(rows, case, found)
+    fused, local = found["fused"], found["lookups alone"]
+    checks.append(Check(f"{case}: fused / lookups alone", fused / local, "<= 1.15"))
+    checks.append(Check(f"{case}: steps with gloo / fused", found["steps, gloo"] / fused, ">= 2.0"))
+    if "steps, weft" in found:
+        ratio = found["steps, weft"] / fused
+        checks.append(Check(f"{case}: steps with weft / fused", ratio, ">= 1.5"))
+    else:
+        rows.append([case, "steps, weft: skipped, this weft has no all_to_all", "", ""])
+
+
+def _measure_embedding(report: Report) -> Medians:
+    count = NUM_TABLES // WORLD
+    random = torch.Generator().manual_seed(dist.get_rank())
+    tables = [torch.randn(TABLE_ROWS, DIM, generator=random) for _ in range(count)]
+    wanted = BATCH * POOLING
+    indices = [torch.randint(TABLE_ROWS, (wanted,), generator=random) for _ in range(count)]
+    offsets = [torch.arange(0, wanted, POOLING) for _ in range(count)]
+
+    def lookups() -> list[torch.Tensor]:
+        inputs = zip(indices, tables, offsets, strict=True)
+        return [embedding_bag(i, t, o, mode="sum") for i, t, o in inputs]
+
+    def steps(exchange: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        packed = torch.cat(lookups(), 1)
+        parts = exchange(packed).view(WORLD, BATCH // WORLD, count * DIM)
+        return torch.cat(list(parts), 1)
+
+    def gloo(packed: torch.Tensor) -> torch.Tensor:
+        received = torch.empty_like(packed)
+        dist.all_to_all_single(received, packed)
+        return received
+
+    arms: dict[str, Callable[[], Any]] = {
+        "lookups alone": lookups,
+        "fused": lambda: weft.embedding_all_to_all(tables, indices, offsets),
+        "steps, gloo": lambda: steps(gloo),
+    }
+    own: Callable[..., torch.Tensor] | None = getattr(weft, "all_to_all", None)
+    if own is not None:
+        arms["steps, weft"] = lambda: steps(own)
+    with torch.no_grad():
+        assert torch.allclose(arms["fused"](), arms["steps, gloo"](), atol=1e-4)
+        return _medians(interleaved(arms, REPEAT, report))
+
+
+# -- GEMV ------------------------------------------------------------------------------------------
+
+
+def _gemv(rows: Rows, checks: list[Check], k: int, n: int, report: Report) -> None:
+    for number, m in enumerate(BATCHES):
+        found = launch(WORLD, _measure_gemv, m, n, k, report=part(report, number, 2))[0]
+        case = f"GEMV {m}x{n}x{k}"
+        _add(rows, case, found)
+        ours, alone, fused = found["GEMV of weft"], found["GEMV of torch"], found["fused"]
+        checks.append(Check(f"{case}: weft's / torch's GEMV", ours / alone, "<= 1.0"))
+        if (k, n) == SMALL:
+            checks.append(Check(f"{case}: mv + gloo / fused", found["mv + gloo"] / fused, ">= 3.0"))
+            continue
+        checks.append(Check(f"{case}: fused / GEMV", fused / alone, "<= 1.10"))
+        paced = found["mv + weft, paced"] / found["fused, paced"]
+        checks.append(Check(f"{case}: mv + weft / fused, paced", paced, ">= 1.2"))
+
+
+def _measure_gemv(report: Report, m: int, n: int, k: int) -> Medians:
+    random = torch.Generator().manual_seed(dist.get_rank())
+    x, w = torch.randn(m, k, generator=random), torch.randn(k, n, generator=random)
+    columns, out, y = w.t().contiguous(), torch.empty(m, n), torch.empty(m, n)
+    no_x, no_w = torch.empty(m, 0), torch.empty(0, n)
+    fabric = of(None)
+
+    def alone() -> None:
+        torch.mm(x, w, out=out)
+
+    def ours() -> None:
+        _native.multiply(x.data_ptr(), m, columns.data_ptr(), 0, True, 4 * k, k, 0, n, y.data_ptr())
+
+    def gloo() -> None:
+        alone()
+        dist.all_reduce(out)
+
+    def all_reduce() -> None:
+        weft.matmul_all_reduce(no_x, no_w, schedule="serial@dma", out=out)
+
+    def steps() -> None:
+        alone()
+        all_reduce()
+
+    def fused() -> None:
+        weft.matmul_all_reduce(x, w)
+
+    with torch.no_grad():
+        arms = {"GEMV of torch": alone, "GEMV of weft": ours, "fused": fused, "mv + gloo": gloo}
+        repeated = {name: _repeated(arm) for name, arm in arms.items()}
+        found = _medians(interleaved(repeated, REPEAT, report))
+        found = {name: seconds / CALLS for name, seconds in found.items()}
+        if (k, n) == SMALL:
+            return found
+        # Both exchanges of an all-reduce send half of y over each link.
+        fabric.set_link(Link(m * n * 4 / (SHARE * found["GEMV of torch"])))
+        paced = {"mv + weft, paced": _repeated(steps), "fused, paced": _repeated(fused)}
+        slow = _medians(interleaved(paced, REPEAT, report))
+        fabric.set_link(Link())
+    return found | {name: seconds / CALLS for name, seconds in slow.items()}
+
+
+def _repeated(action: Callable[[], Any]) -> Callable[[], None]:
+    def several() -> None:
+        for _ in range(CALLS):
+            action()
+
+    return several
+
+
+def _medians(samples: dict[str, list[float]]) -> Medians:
+    return {name: statistics.median(values) for name, values in samples.items()}
+
+
+# -- GEMM ------------------------------------------------------------------------------------------
+
+
+def _gemm(rows: Rows, checks: list[Check], report: Report) -> None:
+    case = f"GEMM {M}x{N}x{K} + all-to-all"
+    found = launch(WORLD, _measure_gemm, report=part(report, 0, 2))[0]
+    _add(rows, case, found)
+    ratio = found["fused"] / found["GEMM"]
+    checks.append(Check(f"{case}: fused / GEMM, memory speed", ratio, "<= 1.05"))
+    operation = find("matmul_all_to_all").of(M, N, K, WORLD)
+    schedules = [Schedule.parse(name) for name in ("fused:4", "fused:8")]
+    balanced = LinkSpec.parse("balanced")
+    result = measure(operation, balanced, schedules, repeat=REPEAT, report=part(report, 1, 2))
+    arms = {arm.name: arm.seconds for arm in result.arms}
+    _add(rows, f"{case}, balanced", {"ideal": result.ideal, **arms})
+    best = max(arm.percent_of_ideal for arm in result.arms if arm.name.startswith("fused"))
+    checks.append(Check(f"{case}: % of ideal, balanced link", best, ">= 85"))
+
+
+def _measure_gemm(report: Report) -> Medians:
+    made = arms_of(find("matmul_all_to_all").of(M, N, K, WORLD), of(None))
+    arms = {"GEMM": made.compute, "fused": made.call(Schedule.parse("fused:1"))}
+    arms["mm + gloo"] = made.plain
+    return _medians(interleaved(arms, REPEAT, report))
+
+
+# -- simulated -------------------------------------------------------------------------------------
+
+
+def _simulated(rows: Rows, checks: list[Check]) -> None:
+    """Fused against serial, by the quicker of copy engines and cores, on 8 MI300X."""
+    machine = load("mi300x")
+    saved: dict[str, list[float]] = {}
+    for what, name, (m, n, k), paper in SIMULATED:
+        operation = find(name).of(m, n, k, 8, "bfloat16")
+        serial = min(
+            simulate(operation.lower(Schedule.parse(f"serial@{engine}")), machine).seconds
+            for engine in ("dma", "cores")
+        )
+        fused = simulate(operation.lower(Schedule.parse("fused")), machine).seconds
+        less = 100 * (1 - fused / serial)
+        saved.setdefault(name, []).append(less)
+        rows.append([what, "serial, simulated", round(serial * 1e3, 3), "1.00x"])
+        rows.append(["", f"fused: {less:.0f} % less (paper: {paper})", round(fused * 1e3, 3), ""])
+        rows[-1][3] = f"{fused / serial:.2f}x"
+    for name, shares in saved.items():
+        checks.append(Check(f"mi300x, {name}: least time saved, %", min(shares), ">= 10"))

@@ -1,0 +1,128 @@
+"""`weft c3`: independent GEMMs and collectives side by side, under every strategy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from weft.cli.console import Json, console, print_json, progress
+from weft.errors import Unsupported
+from weft.machine import Machine, load, names
+from weft.report.c3_page import (
+    RULE_HEADERS,
+    Timelines,
+    ladder_headers,
+    ladder_rows,
+    rank_zero,
+    rule_rows,
+    scenario_headers,
+    scenario_rows,
+    summary_of,
+    write_c3_page,
+)
+from weft.report.files import check_target
+from weft.report.terminal import table
+from weft.study.c3 import measured, simulated
+from weft.study.c3.result import Study
+from weft.timeline import Timeline
+
+HOST = "cpu"
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(c3)
+
+
+def c3(
+    machine: Annotated[
+        str,
+        typer.Option(
+            help=f"One of {', '.join(n for n in names() if n != HOST)}, the path of a TOML file, "
+            f"or {HOST}: this host, measured."
+        ),
+    ] = "mi300x",
+    world: Annotated[
+        int | None,
+        typer.Option(
+            help=f"Number of ranks. [default: {simulated.WORLD}, or {measured.WORLD} here]"
+        ),
+    ] = None,
+    repeat: Annotated[
+        int, typer.Option(help=f"Rounds of every scenario (only {HOST}).", min=1)
+    ] = measured.REPEAT,
+    interference: Annotated[
+        float | None,
+        typer.Option(
+            help="What if GEMM and full links slowed each other by this share, instead of what the "
+            "machine says? (simulated)",
+            min=0.0,
+            max=10.0,
+        ),
+    ] = None,
+    json: Json = False,
+    html: Annotated[Path | None, typer.Option(help="Write a page of the ladder.")] = None,
+) -> None:
+    """How much of the ideal do a GEMM and a collective reach that do not need each other?
+
+    Simulated: 30 scenarios of Llama-3 70B and 405B. On cpu: 12 scenarios of that kind, scaled to
+    this machine and run for real, on links as slow as the collective should be.
+    """
+    described = None if machine == HOST else load(machine)
+    if interference is not None:
+        if described is None:
+            raise Unsupported(f"on {HOST} interference is what it is; leave out --interference")
+        links = replace(described.links, interference=interference)
+        described = replace(described, links=links)
+    if html is not None:
+        check_target(html)
+    doing = "measuring" if described is None else "simulating"
+    with progress(f"{doing} {machine}", quiet=json) as report:
+        if described is None:
+            found = measured.measure(world=world or measured.WORLD, repeat=repeat, report=report)
+        else:
+            found = simulated.study(described, world=world, report=report)
+        if html is not None:
+            write_c3_page(html, found, None if described is None else _drawn(found, described))
+    if json:
+        print_json(found.to_json())
+        return
+    show(found)
+    if html is not None:
+        console.print(f"page: {html} (opens offline)")
+
+
+def show(found: Study) -> None:
+    """The scenarios, the ladder, the rules, and a summary."""
+    caption = "Times alone, the speedup of ideal over serial, and percent of ideal by strategy."
+    headers, rows = scenario_headers(found), scenario_rows(found)
+    console.print(table(headers, rows, caption=caption, width=console.width))
+    caption = (
+        "Means over all scenarios: percent of ideal, speedup over serial and its most, how many "
+        "times as long as alone GEMM and collective take, percent of ideal by kind of scenario."
+    )
+    console.print(
+        table(ladder_headers(found), ladder_rows(found), caption=caption, width=console.width)
+    )
+    if found.rules():
+        caption = "Rules from sizes and the machine's numbers alone, against the best of all tried."
+        console.print(table(RULE_HEADERS, rule_rows(found), caption=caption, width=console.width))
+    for name, reason in {n: r for s in found.scenarios for n, r in s.refused.items()}.items():
+        console.print(f"{name} is left out: {reason}")
+    console.print(summary_of(found))
+
+
+def _drawn(found: Study, machine: Machine) -> Timelines:
+    def timelines(label: str) -> tuple[list[Timeline], float]:
+        scenario = next((s for s in found.scenarios if s.case.label == label), None)
+        if scenario is None:
+            raise Unsupported(f"there is no scenario {label!r}")
+        drawn = [
+            rank_zero(simulated.timeline(machine, scenario, name, found.world), name)
+            for name in scenario.outcomes
+        ]
+        return drawn, scenario.ideal
+
+    return timelines

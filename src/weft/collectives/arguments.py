@@ -1,0 +1,120 @@
+"""What all collectives check, and how they refuse: one sentence, heard on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+
+from weft.collectives.channel import Channel
+from weft.collectives.handle import Handle
+from weft.errors import Error, Unsupported
+from weft.fabric import _native
+
+Parameters = ParamSpec("Parameters")
+Value = TypeVar("Value")
+_TENSOR, _STRIDED = torch.Tensor, torch.strided
+Given = torch.Tensor | Handle[torch.Tensor]
+
+
+def checked(
+    channel: Channel,
+    background: bool,
+    check: Callable[Parameters, Value],
+    *arguments: Parameters.args,
+    **keywords: Parameters.kwargs,
+) -> Value:
+    """What a check gives; where it raises, every rank hears why."""
+    try:
+        return check(*arguments, **keywords)
+    except Error as error:
+        channel.refuse(error, background)
+        raise
+    except (TypeError, ValueError, RuntimeError) as error:
+        channel.refuse(error, background)
+        raise Unsupported(str(error)) from None
+
+
+def plain(x: object) -> bool:
+    """Whether a tensor can be moved without a further look: the quick way of most calls."""
+    return type(x) is _TENSOR and x.is_cpu and x.layout is _STRIDED and x.is_contiguous()
+
+
+def check_input(x: object, name: str = "x") -> torch.Tensor:
+    """A contiguous CPU tensor."""
+    if not isinstance(x, torch.Tensor):
+        raise Unsupported(f"{name} must be a tensor, not {type(x).__name__}")
+    if x.device.type != "cpu":
+        raise Unsupported(f"{name} is on {x.device}; the host fabric takes CPU tensors")
+    if x.layout is not torch.strided:
+        raise Unsupported(f"{name} is {x.layout}; collectives take dense tensors")
+    return x if x.is_contiguous() else x.contiguous()
+
+
+def check_out(out: object, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """A contiguous CPU tensor into which a result can go."""
+    tensor = check_input(out, "out")
+    if tensor is not out:
+        raise Unsupported("out must be contiguous")
+    if tuple(tensor.shape) != tuple(shape):
+        raise Unsupported(f"out has shape {tuple(tensor.shape)}, but the result has {tuple(shape)}")
+    if tensor.dtype != dtype:
+        raise Unsupported(f"out is {_word(tensor.dtype)}, but the result is {_word(dtype)}")
+    return tensor
+
+
+def check_apart(x: torch.Tensor, out: torch.Tensor, in_place: int | None) -> None:
+    """That input and result share no memory, unless the input lies where the result wants it: so
+    many bytes behind its beginning (None: nowhere)."""
+    start, end = x.data_ptr(), x.data_ptr() + x.nbytes
+    first, last = out.data_ptr(), out.data_ptr() + out.nbytes
+    if start >= last or first >= end or start == end or first == last:
+        return
+    if in_place is None or start - first != in_place:
+        raise Unsupported("x and out share memory; pass a clone of x, or leave out= away")
+
+
+def check_root(root: object, world: int) -> int:
+    if not isinstance(root, int) or not 0 <= root < world:
+        raise Unsupported(f"root must be a rank of the group, from 0 to {world - 1}, not {root!r}")
+    return root
+
+
+def check_sizes(name: str, sizes: Sequence[int] | None, world: int, rows: int) -> list[int]:
+    """One number of rows per rank, so many in all (below zero: any number)."""
+    try:
+        listed = [int(size) for size in sizes or ()]
+    except (TypeError, ValueError):
+        raise Unsupported(f"{name} must be a list with one size per rank, not {sizes!r}") from None
+    if len(listed) != world:
+        raise Unsupported(f"{name} has {len(listed)} sizes, but the group has {world} ranks")
+    if min(listed) < 0:
+        raise Unsupported(f"{name} has a size below zero: {listed}")
+    if rows >= 0 and sum(listed) != rows:
+        raise Unsupported(f"{name} {listed} adds up to {sum(listed)}, but there are {rows} rows")
+    return listed
+
+
+def row_bytes(x: torch.Tensor) -> int:
+    """Bytes of one index of the first dimension."""
+    if x.dim() == 0:
+        raise Unsupported("x has no rows to share out; use x.view(1)")
+    count = x.element_size()
+    for size in x.shape[1:]:
+        count *= size
+    return count
+
+
+def answer(
+    channel: Channel, job: _native.Job | None, result: Any, name: str, background: bool
+) -> Any:
+    """The result, or the handle that will give it."""
+    if not background:
+        return result
+    assert job is not None
+    return Handle(channel, job, result, name)
+
+
+def _word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,179 @@
+"""What torch.distributed gets for a collective of the weft backend: Work objects and futures."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch.futures import Future
+
+from weft.collectives.channel import FOREVER, Channel
+from weft.collectives.handle import Handle
+from weft.errors import Error, Mismatch
+from weft.fabric import _native
+from weft.fabric.host import AGAIN, DISAGREE, OK, TIMEOUT
+
+Finish = Callable[[], None]
+
+
+class Pending(Protocol):
+    """Something under way: a collective or a message."""
+
+    def done(self) -> bool: ...
+    def wait(self, timeout: float | None = None) -> Any: ...
+
+
+class Receipt:
+    """A message under way."""
+
+    def __init__(
+        self, channel: Channel, message: _native.Message, tensor: torch.Tensor, what: str
+    ) -> None:
+        self._channel = channel
+        self._message = message
+        self._tensor = tensor  # stays alive while it may be touched
+        self._what = what
+
+    def done(self) -> bool:
+        return self._message.done
+
+    @property
+    def source(self) -> int:
+        return self._message.source
+
+    def wait(self, timeout: float | None = None) -> None:
+        channel, message = self._channel, self._message
+        until = FOREVER if timeout is None else _native.now_ns() + int(timeout * 1e9)
+        try:
+            while True:
+                outcome = channel.fabric.messages.wait(message, until)
+                if outcome[0] != AGAIN:
+                    break
+                if _native.now_ns() >= until:
+                    outcome = (TIMEOUT, -1)
+                    break
+        except BaseException as interrupt:
+            said = f"rank {channel.rank} was interrupted by {type(interrupt).__name__}"
+            channel.fabric.give_up(Error(said))
+            raise
+        if outcome[0] == OK:
+            return
+        if outcome[0] == DISAGREE:
+            raise Mismatch(
+                f"rank {message.source} sent {message.total} bytes, but rank {channel.rank} "
+                f"receives into {self._tensor.nbytes}"
+            )
+        raise channel.message_error(outcome, self._what)
+
+
+class Work(dist.Work):
+    """A collective or a message of the weft backend. Errors are raised by `wait`."""
+
+    def __init__(
+        self,
+        pending: Sequence[Pending],
+        result: Any,
+        finish: Sequence[Finish] = (),
+    ) -> None:
+        super().__init__()
+        self._pending = pending
+        self._result = result
+        self._finish: list[Finish] = list(finish)
+        self._error: Error | None = None
+        self._future: Future[Any] | None = None
+        self._lock = threading.Lock()
+
+    def is_completed(self) -> bool:
+        return all(one.done() for one in self._pending)
+
+    def is_success(self) -> bool:
+        return self.is_completed() and self.exception() is None
+
+    def exception(self) -> Any:
+        if self._error is None and self.is_completed():
+            try:
+                self.wait()
+            except Error as error:
+                return error
+        return self._error
+
+    def source_rank(self) -> int:
+        first = self._pending[0] if self._pending else None
+        return first.source if isinstance(first, Receipt) else -1
+
+    _source_rank = source_rank
+
+    def result(self) -> Any:
+        return self._result
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        if self._error is not None:
+            raise self._error
+        seconds = timeout.total_seconds() if timeout else 0.0
+        try:
+            for one in self._pending:
+                one.wait(seconds if seconds > 0 else None)
+        except Error as error:
+            self._error = error
+            raise
+        with self._lock:
+            while self._finish:
+                self._finish.pop(0)()
+        return True
+
+    def get_future(self) -> Future[Any]:
+        if self._future is None:
+            self._future = Future()
+            if self.is_completed():
+                _complete(self)
+            else:
+                _watch(self)
+        return self._future
+
+
+class _Watcher(threading.Thread):
+    """Completes futures: of works in their order, for the channel ends them in that order."""
+
+    def __init__(self) -> None:
+        super().__init__(name="weft-futures", daemon=True)
+        self.works: queue.SimpleQueue[Work] = queue.SimpleQueue()
+
+    def run(self) -> None:
+        while True:
+            _complete(self.works.get())
+
+
+def _complete(work: Work) -> None:
+    future = work._future
+    assert future is not None
+    try:
+        work.wait()
+    except Error as error:
+        future.set_exception(RuntimeError(f"{type(error).__name__}: {error}"))
+    else:
+        future.set_result(work._result)
+
+
+_watchers: dict[int, _Watcher] = {}
+
+
+def _watch(work: Work) -> None:
+    """One watcher per channel, so that a group never waits for another's futures."""
+    first = work._pending[0]
+    if not isinstance(first, Handle):  # messages end in any order
+        threading.Thread(target=_complete, args=(work,), daemon=True).start()
+        return
+    key = id(first.channel)
+    watcher = _watchers.get(key)
+    if watcher is None or not watcher.is_alive():
+        watcher = _watchers[key] = _Watcher()
+        watcher.start()
+    watcher.works.put(work)

@@ -1,0 +1,69 @@
+"""FSDP2 on weft's collectives: the gathers of weights, on any process group of one machine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from weft.collectives.gathering import all_gather
+from weft.collectives.work import Work
+from weft.errors import Unsupported
+
+
+class AllGather:
+    """For `FSDPModule.set_custom_all_gather`: gathers weights by weft's channel.
+
+    Results are made in symmetric memory, of which every rank's own shard is a part: FSDP copies its
+    shard there anyway, and peers then read it in place.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        self._group = group
+
+    def allocate(
+        self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        from weft.fabric import of
+
+        sizes = [int(s) for s in size]
+        if device.type != "cpu" or math.prod(sizes) * dtype.itemsize < 1 << 16:
+            return torch.empty(sizes, dtype=dtype, device=device)
+        return of(self._group).symmetric_empty(sizes, dtype)
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        async_op: bool = False,
+    ) -> dist.Work | None:
+        """Equals `dist.all_gather_into_tensor(output_tensor, input_tensor, group, async_op)`."""
+        if not async_op:
+            all_gather(input_tensor, out=output_tensor, group=group)
+            return None
+        handle = all_gather(input_tensor, out=output_tensor, group=group, async_op=True)
+        return Work([handle], output_tensor)
+
+
+def gather_by_weft(module: torch.nn.Module, group: dist.ProcessGroup | None = None) -> int:
+    """Lets every part of a module to which `fully_shard` was applied gather its weights by weft, on
+    the process group that it has; gives how many parts there are. Equals, for each of them,
+
+        part.set_custom_all_gather(weft.nn.AllGather(group))
+
+    group: the one that weights are sharded over (None: all ranks).
+    """
+    parts: list[Any] = [m for m in module.modules() if hasattr(m, "set_custom_all_gather")]
+    if not parts:
+        raise Unsupported(
+            "no part of the module is sharded, or this torch has no set_custom_all_gather; "
+            "call torch.distributed.fsdp.fully_shard first"
+        )
+    comm = AllGather(group)
+    for part in parts:
+        part.set_custom_all_gather(comm)
+    return len(parts)

@@ -1,0 +1,104 @@
+"""A matmul and a collective that do not need each other, side by side under a strategy (C3)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+
+from weft import fabric as fabrics
+from weft.errors import Unsupported
+from weft.ops.common import check_operands, check_out, dtype_name
+from weft.plan.concurrent import COLLECTIVES, Collective, Concurrent
+from weft.plan.tasks import Plannable
+from weft.run.call import Tensors, carry_out, check_tensor, refuse
+from weft.run.proposal import Proposal
+from weft.strategy import Strategy
+
+NAME = "matmul_beside"
+
+
+def matmul_beside(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    x: torch.Tensor,
+    *,
+    collective: Collective = "all_gather",
+    strategy: str | Strategy = "dma",
+    group: dist.ProcessGroup | None = None,
+    out: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Multiplies a by b while the rows of x travel, as FSDP gathers weights under a GEMM.
+
+    Equals, on every rank::
+
+        handle = torch.distributed.all_gather(pieces, x, group, async_op=True)  # or all_to_all
+        y = a @ b
+        handle.wait()
+        received = torch.cat([piece for peer, piece in enumerate(pieces) if peer != rank])
+
+    Args:
+        a: [M, K] of this rank.
+        b: [K, N] of this rank.
+        x: [rows, columns] of this rank, in a dtype of its own choice that a and b share. An
+            all-gather sends all of it to every peer, an all-to-all the parts of
+            `torch.tensor_split(x, world)`.
+        collective: "all_gather" or "all_to_all".
+        strategy: who moves the bytes and what else yields to whom, e.g. "dma" or "concurrent".
+            On this fabric it decides about engines and order; cores and priorities are given by
+            `weft.run.placement.Placement`.
+        group: a torch.distributed group whose ranks share this machine; None is all ranks.
+        out: where to put y.
+
+    Returns:
+        y [M, N], and what the peers sent, in the order of ranks; a rank's own piece stays in x.
+    """
+    fabric = fabrics.of(group)
+    try:
+        chosen = Strategy.parse(strategy) if isinstance(strategy, str) else strategy
+        if not isinstance(chosen, Strategy):
+            raise Unsupported(
+                f"strategy must be a name or a Strategy, not {type(strategy).__name__}"
+            )
+        if collective not in COLLECTIVES:
+            raise Unsupported(f"collective must be {' or '.join(COLLECTIVES)}, not {collective!r}")
+        check_tensor("a", a, (2,))
+        check_operands("a", a, [b])
+        check_tensor("x", x, (2,))
+        if x.dtype != a.dtype:
+            raise Unsupported(f"x is {x.dtype} and a is {a.dtype}; cast one to the other's dtype")
+        if out is not None:
+            check_out("out", out, a, [b], b.shape[1], a.shape[0], "a")
+        same = (
+            ("M, N, K", (a.shape[0], b.shape[1], a.shape[1])),
+            ("dtype", dtype_name(a.dtype)),
+            ("the collective", collective),
+            ("the columns of x", x.shape[1]),
+            ("the strategy", chosen.name),
+        )
+        proposal = Proposal(NAME, same, (("rows", x.shape[0]),)).checked()
+    except Exception as error:
+        refuse(fabric, NAME, error)
+        raise
+
+    def outputs(operation: Plannable, rank: int) -> Tensors:
+        assert isinstance(operation, Concurrent)
+        return {
+            "c": a.new_empty(operation.m, operation.n) if out is None else out,
+            "received": x.new_empty(operation.num_received(rank), operation.columns),
+        }
+
+    inputs = {"a": a, "b": b, "x": x.contiguous()}
+    results = carry_out(fabric, proposal, chosen, "asked for", inputs, ("x",), _combine, outputs)
+    return results["c"], results["received"]
+
+
+def _combine(proposals: Sequence[Proposal]) -> Concurrent:
+    """The operation that the proposals of all ranks make together."""
+    same = dict(proposals[0].same)
+    m, n, k = same["M, N, K"]
+    rows = tuple(dict(proposal.own)["rows"] for proposal in proposals)
+    return Concurrent(
+        m, n, k, same["the collective"], rows, same["the columns of x"], same["dtype"]
+    )

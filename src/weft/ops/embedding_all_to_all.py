@@ -1,0 +1,391 @@
+"""`weft.embedding_all_to_all` and `torch.ops.weft.embedding_all_to_all`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+
+from weft import fabric as fabrics
+from weft.errors import Error, Mismatch, Unsupported
+from weft.fabric import HostFabric
+from weft.fabric.landing import Landing
+from weft.operation import split
+from weft.ops.common import (
+    DTYPES,
+    choose,
+    define,
+    differentiated,
+    dispatched,
+    dtype_name,
+    group_name,
+    resolve_group,
+)
+from weft.ops.embedding_gradient import gradients
+from weft.ops.landed import give_up, handed_over, landing_for
+from weft.plan.embedding_all_to_all import EmbeddingAllToAll
+from weft.plan.tasks import Plannable
+from weft.run.bags import Bags
+from weft.run.call import Tensors, carry_out, check_tensor, refuse
+from weft.run.proposal import Proposal
+from weft.schedule import Schedule
+
+NAME = "embedding_all_to_all"
+Tables = Sequence[torch.Tensor]
+_NAMES = {name: dtype for dtype, name in DTYPES.items()}
+
+
+def embedding_all_to_all(
+    tables: Tables,
+    indices: Tables,
+    offsets: Tables,
+    *,
+    mode: str = "sum",
+    per_sample_weights: Tables | None = None,
+    sparse: bool = False,
+    group: dist.ProcessGroup | None = None,
+    schedule: str | Schedule = "auto",
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Looks up embeddings in tables that lie on different ranks, and gives every rank the pooled
+    rows of all tables for its share of the batch: what a recommendation model (DLRM) does between
+    its tables and its layers.
+
+    Equals::
+
+        pooled = [embedding_bag(i, t, o, mode=mode) for t, i, o in zip(tables, indices, offsets)]
+        mine = torch.cat(pooled, 1)                           # [B, the columns of my tables]
+        parts = [torch.empty(my_bags, columns[r]) for r in ranks]
+        torch.distributed.all_to_all(parts, list(mine.tensor_split(world)), group)
+        y = torch.cat(parts, 1)
+
+    but every pooled row is stored straight into the y of the rank that needs it, the slices of
+    peers first, so that nothing is packed, sent and unpacked.
+
+    Args:
+        tables: the tables of this rank, [rows, dim] each, contiguous, float32, bfloat16 or float16,
+            alike on all ranks; dims may differ, and a rank may have no table.
+        indices: for every table the rows that all bags ask for, one after the other; int32 or
+            int64. One that is out of range is refused, on every rank.
+        offsets: for every table where each of the B bags of the whole batch begins in `indices`, as
+            `torch.nn.EmbeddingBag` has it; B is the same for all tables and ranks.
+        mode: "sum" or "mean"; an empty bag is zero.
+        per_sample_weights: for every table what each row is multiplied by; for "sum" only.
+        sparse: whether gradients of tables are sparse tensors.
+        group: a torch.distributed group whose ranks share this machine; None is all ranks.
+        schedule: a name such as "serial@dma", a `Schedule`, or "auto", which is "fused".
+        out: where to put y; if it is in shared memory (`weft.symmetric_empty`), peers store there.
+
+    Returns:
+        y [bags of this rank, columns of all tables], in shared memory: of B bags, rank r gets the
+        r-th part of `tensor_split`; columns are in the order of ranks and their tables.
+
+    Sums grow in float32. Gradients come back through the reverse exchange, so every rank calls
+    backward; a rank whose tables need no gradient still takes part if it has a loss.
+    """
+    weights = None if per_sample_weights is None else list(per_sample_weights)
+    anchored = _anchored(tables, out)
+    if anchored is not None:
+        tables, indices, offsets = anchored
+    listed = [*_listed(tables), *_listed(indices), *_listed(offsets), *(weights or [])]
+    if dispatched(listed, out) and listed:
+        y: torch.Tensor = torch.ops.weft.embedding_all_to_all(
+            list(tables),
+            list(indices),
+            list(offsets),
+            mode,
+            weights or [],
+            group_name(group),
+            sparse=sparse,
+            schedule=str(schedule),
+        )
+        return y
+    return _run(tables, indices, offsets, mode, weights, group, schedule, out)
+
+
+def _listed(tensors: object) -> list[Any]:
+    return list(tensors) if isinstance(tensors, Sequence) else [tensors]
+
+
+def _anchored(tables: Tables, out: object) -> tuple[Tables, Tables, Tables] | None:
+    """What stands for the tables of a rank that has none, so that it takes part in backward."""
+    none = isinstance(tables, Sequence) and len(tables) == 0
+    if not none or out is not None or not torch.is_grad_enabled():
+        return None
+    nothing = torch.empty(0, dtype=torch.int64)
+    return [torch.empty(0, 0, requires_grad=True)], [nothing], [nothing]
+
+
+class _Renew(Error):
+    """The ranks agree, but one had not known how large its result is; now it does."""
+
+
+_known: WeakKeyDictionary[HostFabric, dict[object, tuple[int, int, str]]] = WeakKeyDictionary()
+"""(bags, columns, dtype) over all ranks that a call with such tables had the last time."""
+
+
+def _run(
+    tables: Tables,
+    indices: Tables,
+    offsets: Tables,
+    mode: str,
+    weights: Tables | None,
+    group: dist.ProcessGroup | None,
+    schedule: str | Schedule,
+    out: torch.Tensor | None,
+) -> torch.Tensor:
+    """One call. The result of a rank lies where its header says, so its size must be known before
+    the ranks have met: it is that of the last such call. If that turns out wrong on any rank, all
+    of them see it in the same headers, and call again."""
+    fabric = fabrics.of(group)
+    known = _known.setdefault(fabric, {})
+    for _ in range(3):
+        landing: Landing | None = None
+        try:
+            chosen, why = _choose(fabric, schedule)
+            bags = _checked(tables, indices, offsets, mode, weights)
+            own, dtype = [t.shape[1] for t in tables], _dtype(tables)
+            count = max((o.shape[0] for o in offsets), default=0)
+            local = ("dims", _runs(own)), ("bags", count if any(own) else -1), ("dtype", dtype)
+            # Peers may have as many columns; where `out` must fit, nothing is taken for granted.
+            guess = (count, fabric.world * sum(own)) if out is None else (0, 0)
+            size = known.get(local, (*guess, dtype or "float32"))
+            rows = split(size[0], fabric.world)[fabric.rank]
+            shape = (rows, size[1]) if local in known else None
+            _check_out(out, shape, size[2], [*tables, *(weights or [])])
+            direct = chosen.fusion == "kernel" and fabric.world > 1
+            spaces: dict[str, int] = {}
+            if direct:
+                into = None if shape is None else out
+                landing = landing_for(fabric, (rows, size[1]), _NAMES[size[2]], into)
+            elif fabric.world > 1:
+                spaces["partial"] = size[0] * sum(own) * _NAMES[size[2]].itemsize
+            same = (("mode", mode), ("the schedule", str(chosen)))
+            proposal = Proposal(NAME, same, (*local, ("known", size))).checked()
+        except Exception as error:
+            refuse(fabric, NAME, error)
+            raise
+
+        def outputs(
+            operation: Plannable, rank: int, landing: Landing | None = landing, size: Any = size
+        ) -> Tensors:
+            if landing is not None:
+                return {"y": landing.tensor}
+            shape = (split(size[0], fabric.world)[rank], size[1])
+            return {"y": torch.empty(shape, dtype=_NAMES[size[2]]) if out is None else out}
+
+        inputs = {"bags": cast(torch.Tensor, bags)}  # read by lookups only, which know what it is
+        places = {} if landing is None else {"y": landing.offset}
+        try:
+            y = carry_out(
+                fabric,
+                proposal,
+                chosen,
+                why,
+                inputs,
+                (),
+                _combine,
+                outputs,
+                spaces,
+                landings=places,
+            )["y"]
+        except _Renew as renewed:
+            known[local] = renewed.args[0]
+            continue
+        except BaseException:
+            if landing is not None:
+                give_up(fabric, landing)
+            raise
+        known[local] = size
+        return y if landing is None else handed_over(landing, out)
+    raise AssertionError("sizes that all ranks know cannot be unknown again")
+
+
+def _choose(fabric: HostFabric, schedule: str | Schedule) -> tuple[Schedule, str]:
+    chosen, why = choose(fabric, schedule)
+    if why in ("asked for", "WEFT_SCHEDULE is set"):
+        return chosen, why
+    if fabric.world == 1:
+        return Schedule.parse("serial"), "there is one rank"
+    return Schedule.parse("fused"), "pooled rows are stored where they are needed"
+
+
+def _combine(proposals: Sequence[Proposal]) -> EmbeddingAllToAll:
+    """The operation that the proposals of all ranks make together."""
+    own = [dict(p.own) for p in proposals]
+    found: dict[str, tuple[int, Any]] = {}
+    for rank, said in enumerate(own):
+        for what in ("bags", "dtype"):
+            if said[what] in (-1, ""):
+                continue
+            first, value = found.setdefault(what, (rank, said[what]))
+            if value != said[what]:
+                name = "the batch" if what == "bags" else "the dtype of tables"
+                raise Mismatch(
+                    f"ranks disagree on {name}: it is {value} on rank {first} "
+                    f"and {said[what]} on rank {rank}"
+                )
+    columns = tuple(sum(dim * count for dim, count in said["dims"]) for said in own)
+    bags, dtype = found.get("bags", (0, 0))[1], found.get("dtype", (0, "float32"))[1]
+    size = (bags, sum(columns), dtype)
+    if any(said["known"] != size for said in own):
+        raise _Renew(size)
+    return EmbeddingAllToAll(split(bags, len(own)), columns, dtype=dtype)
+
+
+def _runs(sizes: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """(size, how often in a row): headers are small, and tables are many."""
+    runs: list[tuple[int, int]] = []
+    for size in sizes:
+        if runs and runs[-1][0] == size:
+            runs[-1] = (size, runs[-1][1] + 1)
+        else:
+            runs.append((size, 1))
+    return tuple(runs)
+
+
+def _dtype(tables: Tables) -> str:
+    """The dtype of the tables, of those that have columns."""
+    return next((dtype_name(t.dtype) for t in tables if t.shape[1]), "")
+
+
+def _checked(
+    tables: Tables, indices: Tables, offsets: Tables, mode: str, weights: Tables | None
+) -> Bags:
+    """The bags of a call, once all that they touch is known to be there."""
+    if mode not in ("sum", "mean"):
+        raise Unsupported(f"mode must be 'sum' or 'mean', not {mode!r}")
+    named = {"tables": tables, "indices": indices, "offsets": offsets}
+    if weights is not None:
+        named["per_sample_weights"] = weights
+        if mode != "sum":
+            raise Unsupported("per_sample_weights go with mode='sum' only")
+    for name, some in named.items():
+        if not isinstance(some, Sequence):
+            raise Unsupported(f"{name} must be a list with one tensor per table")
+        if len(some) != len(tables):
+            raise Unsupported(f"there are {len(tables)} tables, but {len(some)} {name}")
+        for i, tensor in enumerate(some):
+            check_tensor(f"{name}[{i}]", tensor, (2 if name == "tables" else 1,))
+    dtype = next((t.dtype for t in tables if t.shape[1]), torch.float32)
+    for i, (table, index, offset) in enumerate(zip(tables, indices, offsets, strict=True)):
+        if table.shape[1] and table.dtype != dtype:
+            raise Unsupported(f"tables[0] is {dtype} and tables[{i}] is {table.dtype}; cast one")
+        if table.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+            raise Unsupported(
+                f"tables[{i}] is {table.dtype}; use float32, bfloat16 or float16 tables"
+            )
+        if not table.is_contiguous():
+            raise Unsupported(f"tables[{i}] is not contiguous; call .contiguous() on it once")
+        for name, tensor in (("indices", index), ("offsets", offset)):
+            if tensor.dtype not in (torch.int32, torch.int64):
+                raise Unsupported(f"{name}[{i}] is {tensor.dtype}; use int32 or int64")
+        if offset.shape[0] != offsets[0].shape[0]:
+            raise Unsupported(
+                f"offsets[0] has {offsets[0].shape[0]} bags and offsets[{i}] {offset.shape[0]}; "
+                "all tables are looked up for the same batch"
+            )
+        if weights is not None and weights[i].shape != index.shape:
+            raise Unsupported(
+                f"per_sample_weights[{i}] has {weights[i].shape[0]} numbers for "
+                f"{index.shape[0]} indices"
+            )
+        if weights is not None and weights[i].dtype != table.dtype:
+            raise Unsupported(f"per_sample_weights[{i}] must have the dtype of tables[{i}]")
+    bags = Bags(
+        tables,
+        [i.contiguous() for i in indices],
+        [o.contiguous() for o in offsets],
+        [None] * len(tables) if weights is None else [w.contiguous() for w in weights],
+        mode == "mean",
+    )
+    bags.check()
+    return bags
+
+
+def _check_out(out: object, shape: tuple[int, int] | None, dtype: str, inputs: Tables) -> None:
+    """That the result can be put into out; shape: of the result, where it is known by now."""
+    if out is None:
+        return
+    tensor = check_tensor("out", out, (2,))
+    if shape is not None and (tuple(tensor.shape) != shape or tensor.dtype != _NAMES[dtype]):
+        raise Unsupported(
+            f"out is {tuple(tensor.shape)} {tensor.dtype}, but the result is {shape} {dtype}"
+        )
+    if differentiated([*inputs, tensor]):
+        raise Unsupported(
+            "out or an input requires grad, and out= has no backward; "
+            "leave it out, or call under torch.no_grad()"
+        )
+
+
+def _kernel(
+    tables: Tables,
+    indices: Tables,
+    offsets: Tables,
+    mode: str,
+    weights: Tables,
+    group: str,
+    *,
+    sparse: bool = False,
+    schedule: str = "auto",
+) -> torch.Tensor:
+    given = weights or None
+    return _run(tables, indices, offsets, mode, given, resolve_group(group), schedule, None)
+
+
+def _fake(
+    tables: Tables,
+    indices: Tables,
+    offsets: Tables,
+    mode: str,
+    weights: Tables,
+    group: str,
+    *,
+    sparse: bool = False,
+    schedule: str = "auto",
+) -> torch.Tensor:
+    # How many columns peers have is not known before the call.
+    ranks = resolve_group(group)
+    rows = split(offsets[0].shape[0], dist.get_world_size(ranks))[dist.get_rank(ranks)]
+    columns = torch.library.get_ctx().new_dynamic_size()
+    return tables[0].new_empty(rows, columns)
+
+
+def _setup_context(
+    ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: Any, output: Any
+) -> None:
+    tables, indices, offsets, ctx.mode, weights, ctx.group = inputs
+    ctx.counts = len(tables), len(weights)
+    ctx.sparse = keyword_only_inputs["sparse"]
+    ctx.save_for_backward(*tables, *indices, *offsets, *weights)
+
+
+def _backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
+    count, weighted = ctx.counts
+    saved = ctx.saved_tensors
+    tables, indices, offsets = (saved[i * count : (i + 1) * count] for i in range(3))
+    weights = saved[3 * count :] if weighted else None
+    needed = ctx.needs_input_grad
+    wants_tables = needed[0] if isinstance(needed[0], Sequence) else [needed[0]] * count
+    wants_weights = needed[4] if isinstance(needed[4], Sequence) else [needed[4]] * weighted
+    for_tables, for_weights = gradients(
+        dy, tables, indices, offsets, weights, ctx.mode, ctx.sparse, ctx.group,
+        wants_tables, wants_weights,
+    )  # fmt: skip
+    nothing = [None] * count
+    return for_tables, nothing, nothing, None, for_weights, None
+
+
+define(
+    "embedding_all_to_all(Tensor[] tables, Tensor[] indices, Tensor[] offsets, str mode, "
+    "Tensor[] per_sample_weights, str group_name, *, bool sparse=False, "
+    'str schedule="auto") -> Tensor',
+    _kernel,
+    _fake,
+    _backward,
+    _setup_context,
+)

@@ -1,0 +1,198 @@
+"""Independent work side by side: a GEMM on every rank, and a collective that nothing waits for.
+
+What FSDP does when it gathers the weights of the next layer under the GEMM of this one. The
+collective is flat: every rank pulls the pieces of all its peers at once, one engine per peer. It is
+in place, so a rank's own piece stays where it is, and `received` holds those of the others in the
+order of ranks. With 3 ranks, on rank 0:
+
+    compute     | a @ b                     |
+    engine 1    | piece of rank 1 |
+    engine 2    | piece of rank 2 |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import ClassVar, Literal
+
+from weft.errors import InvalidPlan, Unsupported
+from weft.operation import ITEM_BYTES, split, starts
+from weft.plan.builder import Builder
+from weft.plan.tasks import Buffer, Plan
+from weft.plan.trace import Contents, Data, Product, covers_once
+from weft.schedule import Schedule
+from weft.strategy import Strategy
+
+Collective = Literal["all_gather", "all_to_all"]
+COLLECTIVES: tuple[Collective, ...] = ("all_gather", "all_to_all")
+WIDTH = 4096
+"""Elements in a row of the collective's tensors, where only their bytes matter."""
+
+
+@dataclass(frozen=True)
+class Concurrent:
+    """C = A[m, k] @ B[k, n] on every rank beside a collective over X [rows, columns].
+
+    rows: rows of X on each rank. An all-gather brings all of a peer's X to a rank, an all-to-all
+    the rank's part of it, evenly split.
+    """
+
+    m: int
+    n: int
+    k: int
+    collective: Collective
+    rows: tuple[int, ...]
+    columns: int = WIDTH
+    dtype: str = "float32"
+
+    name: ClassVar[str] = "concurrent"
+
+    def __post_init__(self) -> None:
+        if self.collective not in COLLECTIVES:
+            raise Unsupported(
+                f"{self.collective!r} cannot run beside a GEMM; use {' or '.join(COLLECTIVES)}"
+            )
+        if min(self.m, self.n, self.k, self.columns, *self.rows) < 0 or not self.rows:
+            raise Unsupported("sizes must be zero or more, and there must be a rank")
+
+    @classmethod
+    def of(
+        cls,
+        shape: tuple[int, int, int],
+        collective: Collective,
+        num_bytes: int,
+        world: int,
+        dtype: str = "float32",
+    ) -> Concurrent:
+        """The operation with a GEMM of M, N, K and a collective of so many bytes, as libraries
+        count them: the gathered result of an all-gather, the input of an all-to-all."""
+        elements = -(-num_bytes // ITEM_BYTES[dtype])
+        columns = min(WIDTH, max(1, elements // (world * world)))
+        total = -(-elements // columns)
+        rows = split(total, world) if collective == "all_gather" else (total,) * world
+        return cls(*shape, collective, rows, columns, dtype)
+
+    @property
+    def world(self) -> int:
+        return len(self.rows)
+
+    @property
+    def label(self) -> str:
+        size = f"{self.total_bytes / 2**20:.4g} MiB"
+        shape = f"{self.m}x{self.n}x{self.k} {self.dtype}"
+        return f"matmul {shape} beside {self.collective} of {size} on {self.world} ranks"
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of the collective, as libraries count them."""
+        rows = sum(self.rows) if self.collective == "all_gather" else max(self.rows)
+        return rows * self.columns * ITEM_BYTES[self.dtype]
+
+    def piece(self, source: int, target: int) -> tuple[int, int]:
+        """(first row, rows) of the source's X that the target gets."""
+        if self.collective == "all_gather":
+            return 0, self.rows[source]
+        parts = split(self.rows[source], self.world)
+        return starts(parts)[target], parts[target]
+
+    def num_flops(self, rank: int) -> int:
+        return 2 * self.m * self.n * self.k
+
+    def num_bytes(self, source: int, target: int) -> int:
+        rows = 0 if source == target else self.piece(source, target)[1]
+        return rows * self.columns * ITEM_BYTES[self.dtype]
+
+    def num_received(self, rank: int) -> int:
+        """Rows that come to a rank from all its peers."""
+        return sum(self.piece(peer, rank)[1] for peer in range(self.world) if peer != rank)
+
+    def compute_only(self) -> Concurrent:
+        """The GEMM of one rank with nothing beside it."""
+        return replace(self, rows=(0,))
+
+    def communication_only(self) -> Concurrent:
+        """The collective with nothing beside it."""
+        return replace(self, m=0, n=0, k=0)
+
+    def lower(self, schedule: Strategy | Schedule) -> Plan:
+        if not isinstance(schedule, Strategy):
+            raise Unsupported(
+                f"independent work is planned by a strategy such as dma, not by {schedule}"
+            )
+        return _lower(self, schedule)
+
+    def check(self, plan: Plan, contents: Contents) -> None:
+        """That C is A @ B, and that every piece is where it belongs."""
+        for rank in range(self.world):
+            terms = []
+            for piece in contents.of(rank, "c"):
+                value = piece.value
+                if not isinstance(value, Product) or (value.row, value.column) != (
+                    piece.row,
+                    piece.column,
+                ):
+                    raise InvalidPlan(f"c@{rank} holds something else than A @ B")
+                terms.append(
+                    (piece.row, piece.rows, piece.column, piece.columns, value.k, value.size)
+                )
+            if self.k:
+                covers_once(terms, (self.m, self.n, self.k), f"c@{rank}")
+            self._check_received(rank, contents)
+
+    def _check_received(self, rank: int, contents: Contents) -> None:
+        pieces = contents.of(rank, "received")
+        boxes = [(piece.row, piece.rows, piece.column, piece.columns, 0, 1) for piece in pieces]
+        covers_once(boxes, (self.num_received(rank), self.columns, 1), f"received@{rank}")
+        for peer, at in _places(self, rank).items():
+            first, rows = self.piece(peer, rank)
+            for piece in pieces:
+                inside = piece.cut(at, rows, 0, self.columns)
+                if inside is not None and inside.value != Data(
+                    (peer, "x"), first + inside.row - at, inside.column
+                ):
+                    raise InvalidPlan(f"received@{rank} holds something else than x@{peer}")
+
+
+@lru_cache(maxsize=256)
+def _lower(operation: Concurrent, strategy: Strategy) -> Plan:
+    """One plan for every strategy: what is launched first comes first among a rank's tasks, and
+    only serial has dependencies."""
+    builder = Builder(operation, Schedule.parse(f"serial@{strategy.engine}"))
+    add, world = builder.add_buffer, operation.world
+    x = [add("x", rank, operation.rows[rank], operation.columns, "input") for rank in range(world)]
+    for rank in range(world):
+        a = add("a", rank, operation.m, operation.k, "input")
+        b = add("b", rank, operation.k, operation.n, "input")
+        c = add("c", rank, operation.m, operation.n, "output")
+        received = add("received", rank, operation.num_received(rank), operation.columns, "output")
+        ahead = strategy.serial or strategy.prioritized
+        pulled = _pull(builder, operation, rank, x, received) if ahead else []
+        after = pulled if strategy.serial else ()
+        builder.matmul(rank, a.all(), b.all(), c.all(), after=after, label="a @ b")
+        if not ahead:
+            _pull(builder, operation, rank, x, received)
+    return replace(builder.plan(), schedule=strategy)
+
+
+def _pull(
+    builder: Builder, operation: Concurrent, rank: int, x: Sequence[Buffer], received: Buffer
+) -> list[int | None]:
+    """All pieces for a rank, its next neighbour's first, so that no two ranks begin with the same
+    peer."""
+    places = _places(operation, rank)
+    pulled = []
+    for step in range(1, operation.world):
+        peer = (rank + step) % operation.world
+        first, rows = operation.piece(peer, rank)
+        source, target = x[peer].rows_of(first, rows), received.rows_of(places[peer], rows)
+        pulled.append(builder.copy(rank, source, target, peer=peer, label=f"piece of rank {peer}"))
+    return pulled
+
+
+def _places(operation: Concurrent, rank: int) -> dict[int, int]:
+    """The first row of every peer's piece in what a rank receives."""
+    peers = [peer for peer in range(operation.world) if peer != rank]
+    sizes = [operation.piece(peer, rank)[1] for peer in peers]
+    return dict(zip(peers, starts(sizes), strict=True))

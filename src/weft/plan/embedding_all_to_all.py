@@ -1,0 +1,223 @@
+"""Embedding lookups then all-to-all: tables lie on their ranks, and every rank gets the pooled rows
+of all tables for its share of the batch. What a recommendation model (DLRM) does.
+
+A lookup writes a bag's pooled rows wherever it is told, so a serial or chunked schedule needs no
+packing: lookups fill `partial`, and copies bring its rows to their columns of y. From inside the
+kernel (`fused`) there is no `partial` either: workers store pooled rows straight into the y of the
+rank that needs them, the slices of peers first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import ClassVar
+
+from weft.errors import InvalidPlan
+from weft.operation import ITEM_BYTES, register, split, starts
+from weft.plan.builder import Builder, refuse_impossible
+from weft.plan.order import slices
+from weft.plan.tasks import Buffer, Plan, Region
+from weft.plan.trace import Contents, Data, covers_once
+from weft.schedule import Schedule
+
+MAX_SLICES = 8
+"""The bags of one rank are cut into at most so many slices, each with a counter of its own."""
+SLICE_BAGS = 32
+
+
+@register
+@dataclass(frozen=True)
+class EmbeddingAllToAll:
+    """Y on rank r = for its bags, the pooled rows of the tables of rank 0, of rank 1, and so on.
+
+    batch: how many bags each rank gets. columns: the sum of its tables' dims, for every rank.
+    pooling: how many rows a bag adds up, in the mean, or 0 where it is not known; no result depends
+    on it, but times do.
+    """
+
+    batch: tuple[int, ...]
+    columns: tuple[int, ...]
+    pooling: int = 0
+    dtype: str = "float32"
+
+    name: ClassVar[str] = "embedding_all_to_all"
+    in_kernel: ClassVar[bool] = True
+
+    @classmethod
+    def of(cls, m: int, n: int, k: int, world: int, dtype: str = "float32") -> EmbeddingAllToAll:
+        """A batch of M bags, tables of N columns in all on every rank, and K rows in a bag."""
+        return cls(split(m, world), (n,) * world, k, dtype)
+
+    @property
+    def world(self) -> int:
+        return len(self.batch)
+
+    @property
+    def label(self) -> str:
+        bags = f"{sum(self.batch)} bags" + (f" of {self.pooling} rows" if self.pooling else "")
+        columns = f"{self.columns[0]} columns a rank"
+        return f"{self.name} of {bags}, {columns}, {self.dtype} on {self.world} ranks"
+
+    def num_flops(self, rank: int) -> int:
+        return sum(self.batch) * self.columns[rank] * self.pooling
+
+    def num_bytes(self, source: int, target: int) -> int:
+        bags = 0 if source == target else self.batch[target]
+        return bags * self.columns[source] * ITEM_BYTES[self.dtype]
+
+    def compute_only(self) -> EmbeddingAllToAll:
+        """The lookups that one rank carries out."""
+        return replace(self, batch=(sum(self.batch),), columns=self.columns[:1])
+
+    def refuses(self, schedule: Schedule) -> str | None:
+        """Why a schedule makes no sense here; None where it does."""
+        if schedule.fusion == "adaptive":
+            return "lookups wait for nothing, so there is nothing to adapt to"
+        if schedule.cut == "columns":
+            return "a chunk is a slice of the batch, for that is what another rank needs"
+        if schedule.engine == "direct" and schedule.fusion != "kernel":
+            return "lookups that store into peers' memory are one kernel: fused@direct"
+        return None
+
+    def lower(self, schedule: Schedule) -> Plan:
+        return _lower(self, schedule)
+
+    def check(self, plan: Plan, contents: Contents) -> None:
+        for rank in range(self.world):
+            boxes: dict[int, list[tuple[int, int, int, int, int, int]]] = {}
+            for piece in contents.of(rank, "y"):
+                value = piece.value
+                if not isinstance(value, Data) or value.buffer[1] != "bags":
+                    raise InvalidPlan(f"y@{rank} holds {value} where pooled rows belong")
+                maker = value.buffer[0]
+                at = piece.column - starts(self.columns)[maker]
+                inside = 0 <= at <= self.columns[maker] - piece.columns
+                bag = starts(self.batch)[rank] + piece.row
+                if not inside or (value.row, value.column) != (bag, at):
+                    raise InvalidPlan(f"y@{rank}: bags of rank {maker} are in the wrong place")
+                boxes.setdefault(maker, []).append((piece.row, piece.rows, at, piece.columns, 0, 1))
+            for maker in range(self.world):
+                size = (self.batch[rank], self.columns[maker], 1)
+                covers_once(boxes.get(maker, []), size, f"y@{rank} from rank {maker}")
+
+
+@lru_cache(maxsize=64)
+def _lower(op: EmbeddingAllToAll, schedule: Schedule) -> Plan:
+    refuse_impossible(schedule, op.refuses(schedule), in_kernel=True)
+    lowering = _Lowering(op, schedule)
+    if op.world == 1:
+        lowering.store(0, [(0, 0, op.batch[0])], "all")
+    elif schedule.fusion == "kernel":
+        lowering.fused()
+        return lowering.builder.plan(one_launch=True)
+    else:
+        lowering.chunked()
+    return lowering.builder.plan()
+
+
+Chunk = tuple[int, int, int]
+"""The rank that needs it, its first bag among that rank's, and how many."""
+
+
+class _Lowering:
+    def __init__(self, op: EmbeddingAllToAll, schedule: Schedule) -> None:
+        self.op, self.schedule = op, schedule
+        self.builder = Builder(op, schedule)
+        self.first_bag, self.first_column = starts(op.batch), starts(op.columns)
+        self.bags: list[Buffer] = []
+        self.y: list[Buffer] = []
+        self.partial: list[Buffer] = []
+        add = self.builder.add_buffer
+        for rank in range(op.world):
+            self.bags.append(add("bags", rank, sum(op.batch), op.columns[rank], "input"))
+            self.y.append(add("y", rank, op.batch[rank], sum(op.columns), "output"))
+            if op.world > 1 and schedule.fusion != "kernel":
+                rows, columns = sum(op.batch), op.columns[rank]
+                self.partial.append(add("partial", rank, rows, columns, "workspace"))
+        default = min(MAX_SLICES, -(-max(op.batch) // SLICE_BAGS) or 1)
+        self.depth = default if schedule.fusion == "kernel" else op.world
+        if schedule.depth is not None:
+            self.depth = max(schedule.depth, 1)
+
+    def fused(self) -> None:
+        op = self.op
+        stored: list[list[int | None]] = [[] for _ in range(op.world)]
+        for rank in range(op.world):
+            for number in range(self.depth):
+                chunks = self._step(number, self._after(rank))
+                task = self.store(rank, chunks, f"slice {number} for peers")
+                for owner, _, _ in chunks if op.columns[rank] else ():
+                    stored[owner].append(task)
+            self.store(rank, [(rank, 0, op.batch[rank])], "own slice")
+        for rank in range(op.world):
+            self.builder.wait(rank, stored[rank], label="slices of peers")
+
+    def chunked(self) -> None:
+        op = self.op
+        made: dict[tuple[int, int], list[tuple[Chunk, int | None]]] = {}
+        for rank in range(op.world):
+            for chunks in self._launches(rank):
+                task = self._fill(rank, chunks)
+                for chunk in chunks:
+                    made.setdefault((rank, chunk[0]), []).append((chunk, task))
+            if self.schedule.start == "local" and not self.schedule.serial:
+                self.store(rank, [(rank, 0, op.batch[rank])], "own slice")
+        for rank in range(op.world):
+            last: int | None = None
+            for maker in self._after(rank)[::-1]:
+                for chunk, task in made.get((maker, rank), []):
+                    source = self._rows(self.partial[maker], rank, chunk)
+                    target = self._target(maker, chunk)
+                    chained = last if self.schedule.pattern == "peer" else None
+                    label = f"bags of {maker} [{chunk[1]}:{chunk[1] + chunk[2]}]"
+                    copy = self.builder.copy(
+                        rank, source, target, peer=maker, after=[task, chained], label=label
+                    )
+                    last = copy if copy is not None else last
+            moves = [
+                (self._rows(self.partial[rank], rank, chunk), self._target(rank, chunk))
+                for chunk, _ in made.get((rank, rank), [])
+            ]
+            after = [task for _, task in made.get((rank, rank), [])]
+            self.builder.permute(rank, moves, after=after, label="keep own bags")
+
+    def _launches(self, rank: int) -> list[list[Chunk]]:
+        """The chunks of every launch that fills `partial`."""
+        op, after = self.op, self._after(rank)
+        if self.schedule.serial:
+            return [[(owner, 0, op.batch[owner]) for owner in range(op.world)]]
+        owners = after if self.schedule.start == "local" else [*after, rank]
+        steps = [self._step(number, owners) for number in range(self.depth)]
+        if self.schedule.fusion == "fused":
+            return [step for step in steps if step]
+        if self.schedule.pattern == "peer":
+            return [[c] for owner in owners for step in steps for c in step if c[0] == owner]
+        return [[chunk] for step in steps for chunk in step]
+
+    def _step(self, number: int, owners: list[int]) -> list[Chunk]:
+        cuts = [(owner, slices(self.op.batch[owner], self.depth)) for owner in owners]
+        return [(o, *cut[number]) for o, cut in cuts if number < len(cut) and cut[number][1]]
+
+    def _after(self, rank: int) -> list[int]:
+        return [(rank + step) % self.op.world for step in range(1, self.op.world)]
+
+    def _rows(self, buffer: Buffer, owner: int, chunk: Chunk) -> Region:
+        return buffer.rows_of(self.first_bag[owner] + chunk[1], chunk[2])
+
+    def _target(self, maker: int, chunk: Chunk) -> Region:
+        owner, row, rows = chunk
+        return Region(owner, "y", row, rows, self.first_column[maker], self.op.columns[maker])
+
+    def store(self, rank: int, chunks: list[Chunk], label: str) -> int | None:
+        """Looks up chunks and stores them where they are needed."""
+        moves = [(self._rows(self.bags[rank], c[0], c), self._target(rank, c)) for c in chunks]
+        return self.builder.lookup(rank, moves, self.op.pooling, label=label)
+
+    def _fill(self, rank: int, chunks: list[Chunk]) -> int | None:
+        moves = [
+            (self._rows(self.bags[rank], c[0], c), self._rows(self.partial[rank], c[0], c))
+            for c in chunks
+        ]
+        names = ", ".join(f"{owner}[{row}:{row + rows}]" for owner, row, rows in chunks[:2])
+        return self.builder.lookup(rank, moves, self.op.pooling, label=f"bags of {names}")

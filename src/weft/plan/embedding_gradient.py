@@ -1,0 +1,97 @@
+"""The exchange behind `embedding_all_to_all`'s gradient: columns of dY go back to the rank whose
+tables they are of, which then has the gradient of all its bags."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import ClassVar
+
+from weft.errors import InvalidPlan
+from weft.operation import ITEM_BYTES, register, split, starts
+from weft.plan.builder import Builder, refuse_impossible
+from weft.plan.tasks import Plan, Region
+from weft.plan.trace import Contents, Data, covers_once
+from weft.schedule import Schedule
+
+
+@register
+@dataclass(frozen=True)
+class EmbeddingGradient:
+    """dP on rank s = its columns of the dY of rank 0, of rank 1, and so on, below each other.
+
+    batch: how many bags each rank has. columns: how many columns of dY are of each rank's tables.
+    """
+
+    batch: tuple[int, ...]
+    columns: tuple[int, ...]
+    dtype: str = "float32"
+
+    name: ClassVar[str] = "embedding_gradient"
+
+    @classmethod
+    def of(cls, m: int, n: int, k: int, world: int, dtype: str = "float32") -> EmbeddingGradient:
+        """A batch of M bags and tables of N columns in all on every rank; K has no meaning here."""
+        return cls(split(m, world), (n,) * world, dtype)
+
+    @property
+    def world(self) -> int:
+        return len(self.batch)
+
+    @property
+    def label(self) -> str:
+        sizes = f"{sum(self.batch)} bags, {self.columns[0]} columns a rank"
+        return f"{self.name} of {sizes}, {self.dtype} on {self.world} ranks"
+
+    def num_flops(self, rank: int) -> int:
+        return 0
+
+    def num_bytes(self, source: int, target: int) -> int:
+        bags = 0 if source == target else self.batch[source]
+        return bags * self.columns[target] * ITEM_BYTES[self.dtype]
+
+    def compute_only(self) -> EmbeddingGradient:
+        return replace(self, batch=(sum(self.batch),), columns=self.columns[:1])
+
+    def refuses(self, schedule: Schedule) -> str | None:
+        """Why a schedule makes no sense here; None where it does."""
+        serial = schedule.serial and schedule.engine != "direct"
+        return None if serial else "there is no compute to overlap with; use serial"
+
+    def lower(self, schedule: Schedule) -> Plan:
+        return _lower(self, schedule)
+
+    def check(self, plan: Plan, contents: Contents) -> None:
+        for rank in range(self.world):
+            boxes = []
+            for piece in contents.of(rank, "dp"):
+                value = piece.value
+                if not isinstance(value, Data) or value.buffer[1] != "dy":
+                    raise InvalidPlan(f"dp@{rank} holds {value} where a gradient belongs")
+                bag = starts(self.batch)[value.buffer[0]] + value.row
+                column = value.column - starts(self.columns)[rank]
+                if (bag, column) != (piece.row, piece.column):
+                    raise InvalidPlan(f"dp@{rank}: {piece} is in the wrong place")
+                boxes.append((piece.row, piece.rows, piece.column, piece.columns, 0, 1))
+            covers_once(boxes, (sum(self.batch), self.columns[rank], 1), f"dp@{rank}")
+
+
+@lru_cache(maxsize=64)
+def _lower(op: EmbeddingGradient, schedule: Schedule) -> Plan:
+    refuse_impossible(schedule, op.refuses(schedule))
+    builder = Builder(op, schedule)
+    first, bags = starts(op.columns), starts(op.batch)
+    for rank in range(op.world):
+        builder.add_buffer("dy", rank, op.batch[rank], sum(op.columns), "input")
+        builder.add_buffer("dp", rank, sum(op.batch), op.columns[rank], "output")
+    for rank in range(op.world):
+        columns = op.columns[rank]
+        for step in range(op.world):
+            peer = (rank + step) % op.world
+            source = Region(peer, "dy", 0, op.batch[peer], first[rank], columns)
+            target = Region(rank, "dp", bags[peer], op.batch[peer], 0, columns)
+            if peer == rank:
+                builder.permute(rank, [(source, target)], label="own bags")
+            else:
+                builder.copy(rank, source, target, peer=peer, label=f"gradients of {peer}")
+    return builder.plan()

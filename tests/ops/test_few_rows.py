@@ -1,0 +1,255 @@
+"""The fused paths of `matmul_all_reduce` (few rows) and `matmul_all_to_all` against plain torch."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from family import Case, same
+from ranks import integers, product
+
+import weft
+from weft import Mismatch, PeerLost, Unsupported
+from weft.fabric import _native
+from weft.ops import packing
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+def summed(m, k, n, dtype, seed, schedule="fused", transposed=False, **options):
+    """One call against the exact sum over ranks."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    xs = [integers((m, k), dtype, seed + 2 * r) for r in range(world)]
+    ws = [integers((k, n), dtype, seed + 2 * r + 1) for r in range(world)]
+    w = ws[rank].t().contiguous().t() if transposed else ws[rank]
+    got = weft.matmul_all_reduce(xs[rank], w, schedule=schedule, **options)
+    want = sum(product(x.double(), w.double()) for x, w in zip(xs, ws, strict=True))
+    assert torch.equal(got.double(), want), (m, k, n, dtype, schedule)
+    return got
+
+
+def all_reduce():
+    for seed, (m, k, n) in enumerate(
+        [(1, 64, 128), (1, 7, 5), (3, 0, 9), (8, 33, 130), (32, 5, 1), (0, 4, 3), (33, 6, 40)]
+    ):
+        for dtype in DTYPES:
+            for schedule in ("auto", "fused", "fused:1", "fused:5", "serial@dma", "serial@cores"):
+                summed(m, k, n, dtype, seed, schedule, transposed=bool(seed % 2))
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 5])
+def test_all_reduce(ranks, world):
+    ranks(world).run(all_reduce)
+
+
+def all_to_all():
+    for seed in range(5):
+        for dtype in (torch.float32, torch.bfloat16, torch.float64):
+            for schedule in ("auto", "fused", "fused:1", "fused:3"):
+                same(Case("matmul_all_to_all", seed, dtype), schedule)
+    case = Case("matmul_all_to_all", 3)
+    case.weft()
+    assert weft.explain().schedule == "fused:1@direct"
+    for empty in (torch.empty, weft.symmetric_empty):
+        out = empty(sum(case.out_splits), case.w.shape[1])
+        assert case.weft(out=out).data_ptr() == out.data_ptr()
+        assert torch.equal(out.double(), case.plain())
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_all_to_all(ranks, world):
+    ranks(world).run(all_to_all)
+
+
+def ways_of_a_call():
+    summed(2, 16, 24, torch.float32, 1, "auto")
+    assert weft.explain().schedule == "fused@direct"
+    assert "rows" in weft.explain().why
+    out = torch.empty(2, 24)
+    assert summed(2, 16, 24, torch.float32, 1, "auto", out=out) is out
+    shared = weft.symmetric_empty(2, 24)
+    assert summed(2, 16, 24, torch.float32, 1, "auto", out=shared) is shared
+    x = integers((2, 3, 8), torch.float32, 3)
+    y = weft.matmul_all_reduce(x, torch.ones(8, 5), reduce_op="avg")
+    assert torch.equal(y, x @ torch.ones(8, 5))
+    kept = [weft.matmul_all_reduce(x, torch.full((8, 5), float(i))) for i in range(5)]
+    assert all(torch.equal(y, i * world_sum(x)) for i, y in enumerate(kept))
+
+
+def world_sum(x):
+    return dist.get_world_size() * (x @ torch.ones(8, 5))
+
+
+def test_ways_of_a_call(ranks):
+    ranks(2).run(ways_of_a_call)
+
+
+def narrow_weights():
+    world = dist.get_world_size()
+    x = integers((4, 12), torch.float32, 5)
+    w, scale = integers((12, 9), torch.float32, 6), torch.arange(9) % 4 + 1.0
+    want = world * (x @ w)
+    for dtype in (torch.bfloat16, torch.float16):
+        assert torch.equal(weft.matmul_all_reduce(x, w.to(dtype)), want)
+    for schedule in ("auto", "serial@dma", "adaptive@dma"):
+        got = weft.matmul_all_reduce(x, w.to(torch.int8), scale=scale, schedule=schedule)
+        assert torch.equal(got, want * scale)
+    half = weft.matmul_all_reduce(x.bfloat16(), w.to(torch.int8), scale=scale)
+    assert half.dtype == torch.bfloat16
+    assert torch.equal(half.float(), (want * scale).bfloat16().float())
+    many = integers((40, 12), torch.float32, 7)
+    got = weft.matmul_all_reduce(many, w.to(torch.int8), scale=scale)
+    assert torch.equal(got, world * (many @ w) * scale)
+    x.requires_grad_()
+    weft.matmul_all_reduce(x, w.to(torch.int8), scale=scale).sum().backward()
+    assert torch.equal(x.grad, torch.ones(4, 9) @ (w * scale).t())
+
+
+def test_narrow_weights(ranks):
+    ranks(2).run(narrow_weights)
+
+
+def refused():
+    x, w = torch.ones(2, 4), torch.ones(4, 3)
+    cases = [
+        ((x, w.to(torch.int8)), {}, "needs its scale"),
+        ((x, w.to(torch.int8)), {"scale": torch.ones(4)}, r"it must be \(3,\)"),
+        ((x, w.to(torch.int8)), {"scale": torch.ones(3).double()}, "float32"),
+        ((x.bfloat16(), w), {}, "narrower"),
+        ((x, w.double()), {}, "narrower"),
+        ((x, torch.ones(5, 3)), {}, "both are K"),
+        ((x, w), {"schedule": "fused@dma"}, "no engine moves them"),
+    ]
+    for arguments, options, said in cases:
+        with pytest.raises(Unsupported, match=said):
+            weft.matmul_all_reduce(*arguments, **options)
+    with pytest.raises(Mismatch, match="M is"):
+        weft.matmul_all_reduce(torch.ones(2 + dist.get_rank(), 4), w)
+    assert torch.equal(weft.matmul_all_reduce(x, w), dist.get_world_size() * (x @ w))
+
+
+def test_bad_input(ranks):
+    ranks(2).run(refused)
+
+
+def graph():
+    x, w = torch.randn(2, 8, requires_grad=True), torch.randn(8, 6, requires_grad=True)
+    group = dist.group.WORLD.group_name
+    for arguments in ((x, w, "sum", group), (x, w, "sum", group, torch.ones(6))):
+        torch.library.opcheck(
+            torch.ops.weft.matmul_all_reduce,
+            arguments,
+            test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
+        )
+
+
+def test_operator(ranks):
+    ranks(1).run(graph)
+
+
+def on_a_paced_link():
+    weft.configure(link="0.01GB/s")
+    try:
+        for schedule in ("fused", "fused:4", "serial@dma"):
+            summed(2, 40, 300, torch.float32, 1, schedule)
+            same(Case("matmul_all_to_all", 4), schedule)
+        start = time.perf_counter()
+        summed(8, 4, 4096, torch.float32, 1, "fused")
+        # Half of the sums and of their parts cross each link: 8 x 4096 x 4 bytes at 10 MB/s.
+        assert time.perf_counter() - start > 0.95 * 8 * 4096 * 4 / 1e7
+    finally:
+        weft.configure(link="memory")
+
+
+def test_a_paced_link(ranks):
+    ranks(2).run(on_a_paced_link)
+
+
+def test_packs():
+    """A weight is packed at its second call; a write to it is seen, and its end frees the pack."""
+    w = torch.randn(40, 30)
+    assert packing.packed(w) is w
+    first = packing.packed(w)
+    assert first.stride(0) == 1
+    assert torch.equal(first, w)
+    assert packing.packed(w).data_ptr() == first.data_ptr()
+    w.add_(1)
+    assert packing.packed(w) is w
+    assert torch.equal(packing.packed(w), w)
+    w.data.mul_(2)  # leaves no trace in the version counter
+    assert torch.equal(packing.packed(w), w)
+    assert packing.packed(w.t().contiguous().t()).stride(0) == 1
+    view = w[:, :11]
+    assert packing.packed(view) is view
+    assert torch.equal(packing.packed(w[:, :11]), view), "another view of the same memory"
+    count = len(packing._packs)
+    del w, view, first
+    packing.packed(torch.randn(4, 4))
+    assert len(packing._packs) <= count
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int8])
+def test_kernels_of_all_processors(dtype, transposed):
+    types = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3}
+    for m in (1, 2, 3, 4, 5, 7, 8, 32):
+        for k, n in ((7, 5), (64, 48), (129, 67), (0, 4)):
+            x, w = integers((m, k), torch.float32, m), integers((k, n), dtype, k)
+            lying = w.t().contiguous() if transposed else w.contiguous()
+            pitch = max(lying.shape[1], 1) * dtype.itemsize
+            for name in _native.kernel_names():
+                out = torch.full((m, n), float("nan"))
+                _native.multiply(
+                    x.data_ptr(), m, lying.data_ptr(), types[dtype], transposed, pitch, k, 0, n,
+                    out.data_ptr(), name,
+                )  # fmt: skip
+                assert torch.equal(out, x @ w.float()), (name, m, k, n)
+
+
+def endless(victim):
+    x, w = torch.ones(1, 512), torch.ones(512, 256)
+    if dist.get_rank() == victim:
+        weft.matmul_all_reduce(x, w)
+        os.kill(os.getpid(), signal.SIGKILL)
+    start = time.monotonic()
+
+    def go_on():
+        while True:
+            weft.matmul_all_reduce(x, w)
+
+    with pytest.raises(PeerLost) as lost:
+        go_on()
+    return lost.value.rank, time.monotonic() - start
+
+
+def test_a_killed_peer_is_named(pools):
+    outcomes = pools.fresh(3).outcomes(endless, 1, within=30)
+    assert outcomes[1].died
+    for rank in (0, 2):
+        assert outcomes[rank].error is None, outcomes[rank].trace
+        who, seconds = outcomes[rank].value
+        assert who == 1
+        assert seconds < 5
+    pools.close_fresh()
+
+
+def a_peer_that_does_not_come():
+    weft.configure(deadline=0.5)
+    x, w = torch.ones(1, 64), torch.ones(64, 32)
+    weft.matmul_all_reduce(x, w)
+    if dist.get_rank() == 1:
+        time.sleep(2)
+        return None
+    with pytest.raises(weft.Timeout) as late:
+        weft.matmul_all_reduce(x, w)
+    return str(late.value)
+
+
+def test_the_deadline(pools):
+    said = pools.fresh(2).run(a_peer_that_does_not_come)[0]
+    assert "for rank 1 to enter the call" in said
+    pools.close_fresh()
