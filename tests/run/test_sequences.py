@@ -184,3 +184,17 @@ def without_barriers(count: int) -> None:
 
 def test_back_to_back_calls(ranks):
     ranks(2).run(without_barriers, 600)
+
+
+def opened_crosswise() -> None:
+    """Every rank opens two groups in two threads, each rank the other one first."""
+    groups, rank = [dist.new_group(), dist.new_group()], dist.get_rank()
+    thread = threading.Thread(target=fabric.of, args=(groups[rank],))
+    thread.start()
+    time.sleep(0.3)  # it waits for its peer by now
+    fabric.of(groups[1 - rank])
+    thread.join()
+
+
+def test_groups_are_opened_in_any_order(ranks):
+    ranks(2).run(opened_crosswise)

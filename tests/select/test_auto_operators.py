@@ -80,7 +80,7 @@ def test_ranks_agree_on_every_operator_until_it_has_settled(ranks, name):
     for world, link in ((2, "0.5GB/s"), (3, "memory")):
         first, *others = ranks(world).run(_agree, name, MOST_CALLS + 2, link)
         assert all(said == first for said in others)
-        assert first[0][1].startswith("by the rule for")
+        assert all(why and why != "asked for" for _, why in first)
         assert first[-1] == first[-2]  # settled
 
 
@@ -114,7 +114,9 @@ def _routed() -> int:
 
 
 def test_changing_splits_share_a_choice(ranks):
-    assert ranks(2).run(_routed) == [2, 0]  # one for each operator, on rank 0 alone
+    first, second = ranks(2).run(_routed)
+    assert 1 <= first <= 2  # one for each operator that tries its choice, on rank 0 alone
+    assert second == 0
 
 
 def _tuned() -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import threading
+from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
@@ -13,7 +14,10 @@ from weft.fabric.host import HostFabric
 from weft.fabric.link import Link
 
 _open: dict[int, HostFabric] = {}
-_opening = threading.Lock()
+_changing = threading.Lock()
+_opening: WeakKeyDictionary[dist.ProcessGroup, threading.Lock] = WeakKeyDictionary()
+"""A lock for each group: opening waits for the other ranks, whose threads may be opening another
+group first."""
 
 
 def of(group: dist.ProcessGroup | None = None) -> HostFabric:
@@ -27,10 +31,12 @@ def of(group: dist.ProcessGroup | None = None) -> HostFabric:
         raise Unsupported("this rank is not in the group; call only from ranks that are")
     fabric = _open.get(id(found))
     if fabric is None or fabric.group is not found:
-        with _opening:
+        with _changing:
+            _close_stale()
+            opening = _opening.setdefault(found, threading.Lock())
+        with opening:
             fabric = _open.get(id(found))
             if fabric is None or fabric.group is not found:
-                _close_stale()
                 fabric = _open[id(found)] = HostFabric(found)
     elif fabric.pid != os.getpid():
         raise Unsupported(
