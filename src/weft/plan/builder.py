@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from weft.errors import Unsupported
 from weft.plan.tasks import (
@@ -76,8 +75,10 @@ class Builder:
             return None
         # Direct moves nothing for the GEMM; what is asked for as a copy goes over an engine.
         engine: Engine = "dma" if self.schedule.engine == "direct" else self.schedule.engine
-        task = Copy(self._id, rank, _ids(after), label, source, target, engine, peer)
-        return self._add(replace(task, also=tuple(also), swaps=swaps, prelaunched=prelaunched))
+        more = (tuple(also), swaps, prelaunched)
+        return self._add(
+            Copy(self._id, rank, _ids(after), label, source, target, engine, peer, *more)
+        )
 
     def matmul(
         self,
