@@ -99,7 +99,7 @@ def test_a_rank_is_killed_in_the_middle_of_a_call(fresh_ranks, schedule, options
 
 
 def _long_call_with(schedule: str, options: dict) -> None:
-    long_call(schedule, link="1MB/s", **options)  # so long that no delay lets it end before the kill
+    long_call(schedule, link="1MB/s", **options)  # no delay lets it end before the kill
 
 
 def many_calls(seconds: float) -> None:
