@@ -124,16 +124,6 @@ def bucket_of(*sizes: int) -> tuple[int, ...]:
     return tuple(map(bucket, sizes))
 
 
-def choose(fabric: HostFabric, schedule: str | Schedule) -> tuple[Schedule, str]:
-    """The schedule of an operation that no rule chooses for, and why it is this one."""
-    decision = requested(schedule)
-    if decision is not None and decision.schedule is not None:
-        return decision.schedule, decision.why
-    if fabric.link.paced:
-        return Schedule.parse("adaptive@dma"), "links are paced, so copies run beside compute"
-    return Schedule.parse("adaptive@direct"), "links are as fast as memory, so nothing is copied"
-
-
 def check_group_rank(name: str, sizes: Sequence[int], world: int, rank: int, actual: int) -> None:
     """That a list with one size per rank fits the group and this rank; below 0 is any size."""
     if len(sizes) != world:

@@ -16,26 +16,27 @@ from weft.fabric.landing import Landing
 from weft.operation import split
 from weft.ops.common import (
     DTYPES,
-    choose,
     define,
     differentiated,
     dispatched,
     dtype_name,
     group_name,
+    requested,
     resolve_group,
 )
 from weft.ops.embedding_gradient import gradients
-from weft.ops.landed import give_up, handed_over, landing_for
+from weft.ops.landed import carry_out_landed, in_kernel, landing_for
 from weft.plan.embedding_all_to_all import EmbeddingAllToAll
-from weft.plan.tasks import Plannable
 from weft.run.bags import Bags
-from weft.run.call import Tensors, carry_out, check_tensor, refuse
+from weft.run.call import check_tensor, refuse
 from weft.run.proposal import Proposal
 from weft.schedule import Schedule
+from weft.select.auto import Decision
 
 NAME = "embedding_all_to_all"
 Tables = Sequence[torch.Tensor]
 _NAMES = {name: dtype for dtype, name in DTYPES.items()}
+_SERIAL, _FUSED = Schedule.parse("serial"), Schedule.parse("fused")
 
 
 def embedding_all_to_all(
@@ -145,7 +146,7 @@ def _run(
     for _ in range(3):
         landing: Landing | None = None
         try:
-            chosen, why = _choose(fabric, schedule)
+            decision = requested(schedule) or _in_kernel(fabric)
             bags = _checked(tables, indices, offsets, mode, weights)
             own, dtype = [t.shape[1] for t in tables], _dtype(tables)
             count = max((o.shape[0] for o in offsets), default=0)
@@ -156,61 +157,38 @@ def _run(
             rows = split(size[0], fabric.world)[fabric.rank]
             shape = (rows, size[1]) if local in known else None
             _check_out(out, shape, size[2], [*tables, *(weights or [])])
-            direct = chosen.fusion == "kernel" and fabric.world > 1
+            direct = in_kernel(fabric, decision)
             spaces: dict[str, int] = {}
             if direct:
                 into = None if shape is None else out
                 landing = landing_for(fabric, (rows, size[1]), _NAMES[size[2]], into)
             elif fabric.world > 1:
                 spaces["partial"] = size[0] * sum(own) * _NAMES[size[2]].itemsize
-            same = (("mode", mode), ("the schedule", str(chosen)))
+            same = (("mode", mode), ("the schedule", decision.said))
             proposal = Proposal(NAME, same, (*local, ("known", size))).checked()
         except Exception as error:
             refuse(fabric, NAME, error)
             raise
 
-        def outputs(
-            operation: Plannable, rank: int, landing: Landing | None = landing, size: Any = size
-        ) -> Tensors:
-            if landing is not None:
-                return {"y": landing.tensor}
-            shape = (split(size[0], fabric.world)[rank], size[1])
-            return {"y": torch.empty(shape, dtype=_NAMES[size[2]]) if out is None else out}
-
         inputs = {"bags": cast(torch.Tensor, bags)}  # read by lookups only, which know what it is
-        places = {} if landing is None else {"y": landing.offset}
+        shape, result = (rows, size[1]), _NAMES[size[2]]
         try:
-            y = carry_out(
-                fabric,
-                proposal,
-                chosen,
-                why,
-                inputs,
-                (),
-                _combine,
-                outputs,
-                spaces,
-                landings=places,
-            )["y"]
+            y = carry_out_landed(
+                fabric, proposal, decision, inputs, _combine, spaces, landing, shape, result, out
+            )
         except _Renew as renewed:
             known[local] = renewed.args[0]
             continue
-        except BaseException:
-            if landing is not None:
-                give_up(fabric, landing)
-            raise
         known[local] = size
-        return y if landing is None else handed_over(landing, out)
+        return y
     raise AssertionError("sizes that all ranks know cannot be unknown again")
 
 
-def _choose(fabric: HostFabric, schedule: str | Schedule) -> tuple[Schedule, str]:
-    chosen, why = choose(fabric, schedule)
-    if why in ("asked for", "WEFT_SCHEDULE is set"):
-        return chosen, why
+def _in_kernel(fabric: HostFabric) -> Decision:
+    """What `auto` is: there is nothing to choose."""
     if fabric.world == 1:
-        return Schedule.parse("serial"), "there is one rank"
-    return Schedule.parse("fused"), "pooled rows are stored where they are needed"
+        return Decision(_SERIAL.name, _SERIAL, "there is one rank")
+    return Decision(_FUSED.name, _FUSED, "pooled rows are stored where they are needed")
 
 
 def _combine(proposals: Sequence[Proposal]) -> EmbeddingAllToAll:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from weft.fabric import HostFabric
 from weft.fabric.landing import Landing
+from weft.plan.tasks import Plannable
+from weft.run.call import Combine, Tensors, carry_out
+from weft.run.proposal import Proposal
 from weft.select.auto import Decision
 
 
@@ -28,14 +31,45 @@ def landing_for(
     return fabric.landings.make(shape, dtype)
 
 
-def give_up(fabric: HostFabric, landing: Landing) -> None:
-    """After a failed call: a peer may still store into the landing, so it is never used again."""
-    if fabric.broken is not None:
-        fabric.landings.lose(landing.tensor)
+def carry_out_landed(
+    fabric: HostFabric,
+    proposal: Proposal,
+    decision: Decision,
+    inputs: Tensors,
+    combine: Combine,
+    workspaces: Mapping[str, int],
+    landing: Landing | None,
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    out: torch.Tensor | None,
+) -> torch.Tensor:
+    """Carries out a call with one output, y, and gives it where the caller wants it. landing: where
+    peers store it; None where they do not."""
 
+    def outputs(operation: Plannable, rank: int) -> Tensors:
+        if landing is not None:
+            return {"y": landing.tensor}
+        return {"y": torch.empty(shape, dtype=dtype) if out is None else out}
 
-def handed_over(landing: Landing, out: torch.Tensor | None) -> torch.Tensor:
-    """The result where the caller wants it."""
-    if out is None or out is landing.tensor:
-        return landing.tensor
-    return out.copy_(landing.tensor)
+    try:
+        y = carry_out(
+            fabric,
+            proposal,
+            decision.schedule,
+            decision.why,
+            inputs,
+            (),
+            combine,
+            outputs,
+            workspaces,
+            decision.observe,
+            {} if landing is None else {"y": landing.offset},
+        )["y"]
+    except BaseException:
+        if landing is not None and fabric.broken is not None:
+            # A peer may still store into it, so it is never used again.
+            fabric.landings.lose(landing.tensor)
+        raise
+    if landing is None or out is None or out is landing.tensor:
+        return y
+    return out.copy_(y)

@@ -31,10 +31,9 @@ from weft.ops.common import (
     resolve_group,
     spaces_of,
 )
-from weft.ops.landed import give_up, handed_over, in_kernel, landing_for
+from weft.ops.landed import carry_out_landed, in_kernel, landing_for
 from weft.plan.matmul_all_to_all import MatmulAllToAll
-from weft.plan.tasks import Plannable
-from weft.run.call import Tensors, carry_out, refuse
+from weft.run.call import refuse
 from weft.run.proposal import Proposal
 from weft.schedule import Schedule
 from weft.select.auto import Decision
@@ -131,32 +130,11 @@ def _run(
         refuse(fabric, NAME, error)
         raise
 
-    def outputs(operation: Plannable, rank: int) -> Tensors:
-        if landing is not None:
-            return {"y": landing.tensor}
-        return {"y": x.new_empty(shape) if out is None else out}
-
     inputs = {"x": rows, "w": w}
-    places = {} if landing is None else {"y": landing.offset}
-    try:
-        y = carry_out(
-            fabric,
-            proposal,
-            decision.schedule,
-            decision.why,
-            inputs,
-            (),
-            _combine,
-            outputs,
-            spaces,
-            decision.observe,
-            places,
-        )["y"]
-    except BaseException:
-        if landing is not None:
-            give_up(fabric, landing)
-        raise
-    return as_shaped(y if landing is None else handed_over(landing, out), x, 0)
+    y = carry_out_landed(
+        fabric, proposal, decision, inputs, _combine, spaces, landing, shape, x.dtype, out
+    )
+    return as_shaped(y, x, 0)
 
 
 def _in_place(fabric: HostFabric) -> Decision | None:

@@ -28,13 +28,12 @@ from weft.ops.common import (
     spaces_of,
 )
 from weft.ops.few_rows import check_weight, few_rows, widened
-from weft.ops.landed import give_up, handed_over, in_kernel, landing_for
+from weft.ops.landed import carry_out_landed, in_kernel, landing_for
 from weft.ops.packing import packed
 from weft.plan.in_kernel import inbox_bytes
 from weft.plan.matmul_all_reduce import FEW_ROWS, MatmulAllReduce, shares_columns
 from weft.plan.matmul_reduce_scatter import MatmulReduceScatter
-from weft.plan.tasks import Plannable
-from weft.run.call import Tensors, carry_out, refuse
+from weft.run.call import refuse
 from weft.run.proposal import Proposal
 from weft.schedule import Schedule
 from weft.select.auto import Decision
@@ -102,35 +101,12 @@ def summed(
         refuse(fabric, name, error)
         raise
 
-    def outputs(operation: Plannable, rank: int) -> Tensors:
-        if landing is not None:
-            return {"y": landing.tensor}
-        return {"y": x.new_empty(shape) if out is None else out}
-
     inputs = {"x": rows, "w": w}
     if scale is not None:
         inputs["scale"] = scale
-    places = {} if landing is None else {"y": landing.offset}
-    try:
-        y = carry_out(
-            fabric,
-            proposal,
-            decision.schedule,
-            decision.why,
-            inputs,
-            (),
-            _combine,
-            outputs,
-            spaces,
-            decision.observe,
-            places,
-        )["y"]
-    except BaseException:
-        if landing is not None:
-            give_up(fabric, landing)
-        raise
-    if landing is not None:
-        y = handed_over(landing, out)
+    y = carry_out_landed(
+        fabric, proposal, decision, inputs, _combine, spaces, landing, shape, x.dtype, out
+    )
     if reduce_op == "avg":
         y.div_(fabric.world)
     return as_shaped(y, x, dim)
