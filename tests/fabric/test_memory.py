@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import time
+import weakref
 
 import pytest
 import torch
@@ -253,3 +254,25 @@ def made_again(count: int) -> None:
 
 def test_groups_made_and_destroyed_fifty_times(fresh_ranks):
     fresh_ranks(2).run(made_again, 50)
+
+
+def gone_when_destroyed() -> None:
+    group = dist.new_group()
+    weft.all_gather_matmul(torch.ones(3, 4), torch.ones(4, 5), group=group)
+    weft.matmul_all_reduce(torch.ones(1, 64), torch.ones(64, 64), group=group)
+    weft.all_reduce(torch.ones(7), group=group)
+    with weft.record():
+        weft.all_gather_matmul(torch.ones(3, 4), torch.ones(4, 5), group=group)
+    weft.explain()
+    ref = weakref.ref(group)
+    gc.disable()  # what only a collection finds is found when Python ends, too late for gloo
+    try:
+        dist.destroy_process_group(group)
+        del group
+        assert ref() is None, "weft keeps a group alive that was destroyed"
+    finally:
+        gc.enable()
+
+
+def test_a_destroyed_group_is_gone_at_once(ranks):
+    ranks(2).run(gone_when_destroyed)

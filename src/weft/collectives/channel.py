@@ -48,7 +48,7 @@ class Channel:
         self.fabric = fabric
         self.native = fabric.channel
         self.rank, self.world = fabric.rank, fabric.world
-        self.group, self.pid = fabric.group, fabric.pid
+        self.group_ref, self.pid = fabric.group_ref, fabric.pid
         self._alike = self.native.alike
         self._under_way: deque[tuple[_native.Job, Any]] = deque()
 
@@ -266,9 +266,9 @@ def of(group: dist.ProcessGroup | None = None) -> Channel:
     known = _known.get(key)
     if known is not None and known.pid == getpid():
         if group is None:
-            if known.group is _world.default_pg:
+            if known.group_ref() is _world.default_pg:
                 return known
-        elif known.group is group:
+        elif known.group_ref() is group:
             return known
     found = _known[key] = _find(group)
     return found

@@ -30,13 +30,13 @@ def of(group: dist.ProcessGroup | None = None) -> HostFabric:
     if not isinstance(found, dist.ProcessGroup):  # torch gives a placeholder to outsiders
         raise Unsupported("this rank is not in the group; call only from ranks that are")
     fabric = _open.get(id(found))
-    if fabric is None or fabric.group is not found:
+    if fabric is None or fabric.group_ref() is not found:
         with _changing:
             _close_stale()
             opening = _opening.setdefault(found, threading.Lock())
         with opening:
             fabric = _open.get(id(found))
-            if fabric is None or fabric.group is not found:
+            if fabric is None or fabric.group_ref() is not found:
                 fabric = _open[id(found)] = HostFabric(found)
     elif fabric.pid != os.getpid():
         raise Unsupported(
@@ -49,7 +49,7 @@ def _close_stale() -> None:
     """Closes the fabrics of groups that torch.distributed has destroyed."""
     alive = dist.distributed_c10d._world.pg_map
     for key, fabric in list(_open.items()):
-        if fabric.group not in alive:
+        if fabric.group_ref() not in alive:
             fabric.close()
             del _open[key]
 

@@ -14,6 +14,7 @@ import math
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
@@ -23,7 +24,7 @@ import torch.distributed as dist
 
 from weft.errors import Error, PeerLost, Timeout, Unsupported
 from weft.fabric import _native
-from weft.fabric.landing import Landings
+from weft.fabric.landing import Landing, Landings
 from weft.fabric.link import TOPOLOGIES, Link
 
 OK, TIMEOUT, PEER_LOST, PEER_LEFT, PEER_FAILED, CANCELLED, DISAGREE, AGAIN, WITHDRAWN = range(9)
@@ -59,7 +60,8 @@ class HostFabric:
     """The shared memory, engines and call numbers of one group. Made by `weft.fabric.of(group)`."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
-        self.group = group
+        # Not held: destroy_process_group must end the threads of the backend before Python ends.
+        self.group_ref = weakref.ref(group)
         self.pid = os.getpid()
         self.rank: int = dist.get_rank(group)
         self.world: int = dist.get_world_size(group)
@@ -74,7 +76,7 @@ class HostFabric:
         self._stage: list[_native.Block | None] = [None, None]
         self._shared: dict[tuple[str, int], Shared] = {}
         self._workspace = torch.empty(0, dtype=torch.uint8)
-        self.landings = Landings(self._allocate)
+        self.landings = Landings()
         self.native = self._introduce()
         crowded = (os.cpu_count() or 1) < self.world
         self.channel = _native.Channel(self.native, SPIN_NS, crowded)
@@ -83,6 +85,17 @@ class HostFabric:
         link = os.environ.get("WEFT_LINK")
         if link:
             self.set_link(Link.parse(link))
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        group = self.group_ref()
+        if group is None:
+            raise Unsupported("the process group was destroyed; form a new group")
+        return group
+
+    def land(self, shape: Sequence[int], dtype: torch.dtype) -> Landing:
+        """Memory for a result into which peers store."""
+        return self.landings.make(shape, dtype, self._allocate)
 
     def _introduce(self) -> _native.Fabric:
         if self.world > _native.MAX_WORLD:

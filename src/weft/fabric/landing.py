@@ -30,16 +30,17 @@ class Landing(NamedTuple):
 class Landings:
     """The landings of one fabric."""
 
-    def __init__(self, allocate: Callable[[int], _native.Block]) -> None:
-        self._allocate = allocate
+    def __init__(self) -> None:
         self._free: dict[int, list[_native.Block]] = {}
         self._lost: list[torch.Tensor] = []
 
-    def make(self, shape: Sequence[int], dtype: torch.dtype) -> Landing:
+    def make(
+        self, shape: Sequence[int], dtype: torch.dtype, allocate: Callable[[int], _native.Block]
+    ) -> Landing:
         count = math.prod(shape)
         size = -(-max(count * dtype.itemsize, 1) // _GRAIN) * _GRAIN
         free = self._free.setdefault(size, [])
-        block = free.pop() if free else self._allocate(size)
+        block = free.pop() if free else allocate(size)
         array = block.array()
         weakref.finalize(array, _give_back, free, block).atexit = False
         raw = torch.from_numpy(array)

@@ -28,7 +28,7 @@ def landing_for(
         offset = fabric.native.offset_of(out.data_ptr())
         if offset >= 0:
             return Landing(out, offset)
-    return fabric.landings.make(shape, dtype)
+    return fabric.land(shape, dtype)
 
 
 def carry_out_landed(
