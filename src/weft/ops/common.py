@@ -64,6 +64,8 @@ def choose(fabric: HostFabric, schedule: str | Schedule) -> tuple[Schedule, str]
         return Schedule.parse(override), "WEFT_SCHEDULE is set"
     if schedule != "auto":
         return Schedule.parse(schedule), "asked for"
+    if fabric.network:
+        return Schedule.parse("adaptive@dma"), "ranks are on several machines"
     if fabric.link.paced:
         return Schedule.parse("adaptive@dma"), "links are paced, so copies run beside compute"
     return Schedule.parse("adaptive@direct"), "links are as fast as memory, so nothing is copied"

@@ -167,7 +167,7 @@ def _agree(
     signatures = tuple(p.signature for p in proposals)
     runner = fabric.runners.get(signatures)
     if runner is None:
-        plan = combine(proposals).lower(schedule)
+        plan = fabric.lower(combine(proposals), schedule)
         verify(plan)
         runner = Runner(plan, fabric, signatures, slots)
         _keep(fabric, signatures, runner)
