@@ -35,8 +35,8 @@ from weft.fabric.lanes import (
     Lane,
     NetworkProgram,
     Outcome,
-    become_responsive,
 )
+from weft.fabric.responsive import become_responsive
 from weft.fabric.transport import Transport, Work, wait
 
 HEADER_TAG = 0

@@ -8,8 +8,6 @@ ahead when the ranks agree; the rest follows in the order of the plan.
 
 from __future__ import annotations
 
-import ctypes
-import platform
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -19,6 +17,7 @@ import numpy as np
 import torch
 
 from weft.fabric import _native
+from weft.fabric.responsive import become_responsive
 from weft.fabric.transport import Transport, Work, wait
 from weft.plan.tasks import Region
 
@@ -27,10 +26,6 @@ Outcome = tuple[int, int]
 
 FIRST_TAG = 1
 """The tag of task 0; below it is that of headers."""
-
-_SLICE_NS = 100_000
-_SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}
-_PR_SET_TIMERSLACK = 29
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,18 +231,3 @@ def _bytes(matrix: torch.Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.uint
 
 def _meaning(failure: RuntimeError) -> int:
     return TIMEOUT if "Timed out waiting" in str(failure) else PEER_LOST
-
-
-def become_responsive() -> None:
-    """Asks for exact timers and a short slice, as engines do: a thread that mostly sleeps should
-    run at once when it wakes. Where the kernel does not know this, nothing changes."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(1), 0, 0, 0)
-    number = _SCHED_SETATTR.get(platform.machine())
-    if number is None:
-        return
-    # struct sched_attr: size, policy, flags, nice, priority, runtime, deadline, period.
-    attributes = np.zeros(48, np.uint8)
-    attributes[:4].view(np.uint32)[0] = 48
-    attributes[24:32].view(np.uint64)[0] = _SLICE_NS
-    libc.syscall(number, 0, attributes.ctypes.data_as(ctypes.c_void_p), 0)

@@ -1,6 +1,6 @@
 """How ranks meet before they share anything: each puts a card into the group's store and reads
-those of the others. Not a collective, so that a rank that does not come is a `Timeout` that names it, and
-an interrupt is heard."""
+those of the others. Not a collective, so that a rank that does not come is a `Timeout` that names
+it, and an interrupt is heard."""
 
 from __future__ import annotations
 

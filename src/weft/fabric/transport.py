@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo
 
 from weft.errors import Unsupported
+from weft.fabric.responsive import become_responsive
 
 ABORT_TAG = 2**31 - 1
 _FOREVER = timedelta(days=10_000)
@@ -80,14 +81,28 @@ def open_transport(group: dist.ProcessGroup, name: str, deadline: float) -> Tran
     if backend != "gloo" and not _is_accelerator(backend):
         return Transport(group, rank, world)  # e.g. mpi: it has its own way between machines
     store = dist.distributed_c10d._get_process_group_store(group)
-    try:
-        own = ProcessGroupGloo(PrefixStore(name, store), rank, world, timedelta(seconds=deadline))
-    except RuntimeError as failure:
+    made: list[ProcessGroupGloo | RuntimeError] = []
+
+    def make() -> None:
+        # gloo's threads come from this one, and are as responsive: they have little to do, and
+        # each time they wait for compute to leave the core the link stands still.
+        become_responsive()
+        try:
+            limit = timedelta(seconds=deadline)
+            made.append(ProcessGroupGloo(PrefixStore(name, store), rank, world, limit))
+        except RuntimeError as failure:
+            made.append(failure)
+
+    thread = threading.Thread(target=make)
+    thread.start()
+    thread.join()
+    own = made[0]
+    if isinstance(own, RuntimeError):
         raise Unsupported(
-            f"has no way over the network to all other ranks ({_short(failure)}); see whether its "
+            f"has no way over the network to all other ranks ({_short(own)}); see whether its "
             "host name resolves to an address that they reach, or name the interface with "
             "GLOO_SOCKET_IFNAME"
-        ) from None
+        )
     return Transport(own, rank, world)  # type: ignore[arg-type]
 
 

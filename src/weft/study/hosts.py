@@ -1,8 +1,8 @@
-"""Hosts made on this machine: network namespaces joined by a switch, with links as slow as asked for.
+"""Hosts made on this machine: network namespaces joined by a switch, with links as slow as asked.
 
-To torch.distributed and to weft, processes in two of them are on two machines: they reach each other
-by TCP over a wire that `tc` paces, and share no memory. Nothing has a name outside this process, so
-nothing stays behind, however it ends.
+To torch.distributed and to weft, processes in two of them are on two machines: they reach each
+other by TCP over a wire that `tc` paces, and share no memory. Nothing has a name outside this
+process, so nothing stays behind, however it ends.
 """
 
 from __future__ import annotations
@@ -26,6 +26,10 @@ _CLONE_NEWNET = 0x40000000
 _BURST = 64 * 1024
 """Bytes that a wire lets through at once; the queue before it holds what comes in `_QUEUE`."""
 _QUEUE = "200ms"
+
+MTU = 65000
+"""Bytes of a packet: large, as cores must do here what network cards do elsewhere, and ranks need
+them to compute."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -74,7 +78,7 @@ class Hosts:
     def __enter__(self) -> Self:
         try:
             self._switch = _new_network()
-            _run(self._switch, "ip link add switch type bridge")
+            _run(self._switch, f"ip link add switch mtu {MTU} type bridge")
             _run(self._switch, "ip link set switch up")
             for host in range(self.count):
                 self._networks.append(_new_network())
@@ -127,7 +131,10 @@ class Hosts:
         network = self._networks[host]
         there = f"/proc/{os.getpid()}/fd/{network}"
         port = _port(host)
-        _run(self._switch, f"ip link add {port} type veth peer name {INTERFACE} netns {there}")
+        _run(
+            self._switch,
+            f"ip link add {port} mtu {MTU} type veth peer name {INTERFACE} mtu {MTU} netns {there}",
+        )
         _run(self._switch, f"ip link set {port} master switch up")
         _run(network, f"ip address add {self.address(host)}/24 dev {INTERFACE}")
         _run(network, f"ip link set {INTERFACE} up")
