@@ -18,12 +18,13 @@ import torch.distributed as dist
 from weft.errors import Error, PeerLost, Timeout, Unsupported
 from weft.fabric import _native
 from weft.fabric.bridge import Bridge
-from weft.fabric.host import HostFabric, Outcome
+from weft.fabric.host import HostFabric, Outcome, Shared, heap_span
 from weft.fabric.lanes import PEER_LOST, NetworkProgram, Transfer
 from weft.fabric.meeting import Hello, exchange
 from weft.fabric.transport import open_transport
 from weft.plan.network import lower
 from weft.plan.tasks import Plan, Plannable
+from weft.plan.two_level_gathering import RELAY
 from weft.schedule import Schedule
 
 LAST_WORDS = 2.0
@@ -35,18 +36,25 @@ class GroupFabric(HostFabric):
     `weft.fabric.of(group)` where its ranks are on several machines."""
 
     network = True
+    levels = 2
+    """2: what ranks of a machine share crosses the network once. 1 treats all peers alike, to see
+    what that gains; the same on all ranks, and set before the first call."""
 
     def __init__(self, group: dist.ProcessGroup, cards: Sequence[Hello]) -> None:
         flat = cards[0].fabric == "flat"
         self.nodes = _nodes([card.machine for card in cards], flat)
         """The machine of every rank, numbered in the order of ranks."""
         self._words = ""
+        self._relay: _native.Block | None = None
         super().__init__(group)
 
     def _meet(self) -> Any:
         own = self.nodes[self.rank]
         self.members = [rank for rank in range(self.world) if self.nodes[rank] == own]
         native = self._open_heap()
+        if len(self.members) > 1:
+            # Sparse as all of the heap: what is never touched takes no memory.
+            self._relay = native.allocate(heap_span() // 2)
         number = _times_opened(self.group, self.rank)
         self._words = f"weft/words/{number}"
         error, transport = "", None
@@ -62,7 +70,7 @@ class GroupFabric(HostFabric):
         return Bridge(native, transport, self.rank, self.world, self.members)
 
     def lower(self, operation: Plannable, schedule: Schedule) -> Plan:
-        return lower(operation, schedule, self.nodes)
+        return lower(operation, schedule, self.nodes, self.levels)
 
     def program(self, native: _native.Program, transfers: Sequence[Transfer]) -> Any:
         return NetworkProgram(native, tuple(transfers))
@@ -85,6 +93,19 @@ class GroupFabric(HostFabric):
         if len(self.members) == 1:
             return 0, False
         return super().share(tensor)
+
+    def standing(self) -> dict[str, Shared]:
+        """Where carriers keep what their mates need: one half of it in every other call."""
+        if self._relay is None:
+            return {}
+        half = self._relay.size // 2
+        begin = (self.call % 2) * half
+        memory = torch.from_numpy(self._relay.array())[begin : begin + half]
+        return {RELAY: Shared(self._relay.offset + begin, memory)}
+
+    def close(self) -> None:
+        super().close()
+        self._relay = None
 
     # -- faults ------------------------------------------------------------------------------------
 

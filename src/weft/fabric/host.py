@@ -90,7 +90,7 @@ class HostFabric:
         here, world = self.members.index(self.rank), len(self.members)
         if world > _native.MAX_WORLD:
             raise Unsupported(f"the host fabric takes up to {_native.MAX_WORLD} ranks, not {world}")
-        span = _heap_span()
+        span = heap_span()
         fd, error = -1, ""
         if here == 0:
             try:
@@ -165,6 +165,10 @@ class HostFabric:
             block = self._allocate(max(size, 1))
             found = self._shared[key] = Shared(block.offset, torch.from_numpy(block.array()))
         return found
+
+    def standing(self) -> dict[str, Shared]:
+        """Workspace of this call that peers may touch whatever its size, for it is only a limit."""
+        return {}
 
     def workspace(self, size: int) -> torch.Tensor:
         """Private memory for one call at a time, kept between calls."""
@@ -308,7 +312,7 @@ def default_deadline() -> float:
     return seconds
 
 
-def _heap_span() -> int:
+def heap_span() -> int:
     """Bytes of each rank's part: only a limit, pages come when they are touched."""
     text = os.environ.get("WEFT_HEAP", "")
     if text:

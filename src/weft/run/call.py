@@ -130,7 +130,8 @@ def _place(
         return [], {}
     try:
         placed = [fabric.share(tensor) for tensor in tensors]
-        return placed, {n: fabric.shared_workspace(n, size) for n, size in workspaces.items()}
+        space = {n: fabric.shared_workspace(n, size) for n, size in workspaces.items()}
+        return placed, {**space, **fabric.standing()}
     except Error as error:
         _say(fabric, call, proposal.operation, error)
         raise

@@ -60,12 +60,12 @@ class Runner:
         self.label = f"{plan.operation.label}, {plan.schedule}"
         self.buffers = [b for b in plan.buffers if b.rank == fabric.rank]
         self._index = {b.name: i for i, b in enumerate(self.buffers)}
-        self._slots = {name: i for i, name in enumerate(slots)}
-        missing = {name for _, name in plan.shared_buffers} - set(slots)
-        if missing:
-            raise InvalidPlan(f"{self.label}: {', '.join(sorted(missing))} must be shared")
         self._places = {rank: place for place, rank in enumerate(fabric.members)}
         self.here = self._places[fabric.rank]
+        self._slots = {name: i for i, name in enumerate(slots)}
+        missing = {name for _, name in self._touched_inside()} - set(slots)
+        if missing:
+            raise InvalidPlan(f"{self.label}: {', '.join(sorted(missing))} must be shared")
         counters = _counters(plan, self._places)
         native, num_lanes = self._build_program(counters)
         transfers = self._build_transfers(counters)
@@ -77,6 +77,18 @@ class Runner:
         self._shared = [b for b in self.buffers if b.kind == "workspace" and b.name in slots]
         self._workspace_bytes = sum(_aligned(b.num_bytes) for b in self._workspace)
         self._peers: dict[tuple[int, str, int], torch.Tensor] = {}
+
+    def _touched_inside(self) -> frozenset[tuple[int, str]]:
+        """Buffers that another rank of the machine touches: headers must say where they are."""
+        if not self.fabric.network:
+            return self.plan.shared_buffers
+        places = self._places
+        return frozenset(
+            region.key
+            for task in self.plan.tasks
+            for region in (*task.reads(), *task.writes())
+            if region.rank != task.rank and region.rank in places and task.rank in places
+        )
 
     def _build_program(self, counters: Mapping[int, Counter]) -> tuple[_native.Program, int]:
         program, lanes = _native.Program(), set()

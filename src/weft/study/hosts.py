@@ -153,11 +153,16 @@ def missing() -> str | None:
     return None
 
 
+def pace_own(wire: Wire) -> None:
+    """Sets the wire that leaves the host which this process is on; one rank of each host does."""
+    _pace(None, INTERFACE, wire)
+
+
 def _port(host: int) -> str:
     return f"port{host}"
 
 
-def _pace(network: int, device: str, wire: Wire) -> None:
+def _pace(network: int | None, device: str, wire: Wire) -> None:
     """Sets what leaves a device: its rate, then delay and loss."""
     _run(network, f"tc qdisc del dev {device} root", may_fail=True)
     _run(network, f"tc qdisc del dev {device} ingress", may_fail=True)
@@ -211,11 +216,11 @@ def _enter(network: int) -> None:
         raise OSError(number, os.strerror(number))
 
 
-def _run(network: int, command: str | list[str], may_fail: bool = False) -> str:
+def _run(network: int | None, command: str | list[str], may_fail: bool = False) -> str:
     words = command.split() if isinstance(command, str) else command
     done = subprocess.run(
         words,
-        preexec_fn=lambda: _enter(network),
+        preexec_fn=None if network is None else lambda: _enter(network),
         capture_output=True,
         text=True,
         timeout=30,
