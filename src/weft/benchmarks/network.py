@@ -120,7 +120,9 @@ def _sweep(report: Report, name: str, rate: float) -> dict[int, dict[str, float]
     pace_own(Wire(rate))
     found = {}
     for number, m in enumerate(ROWS):
-        arms = arms_of(find(name).of(m, N, K, 2), of(None))
+        # gloo gathers shards of equal size only, so there M is the rows of every rank.
+        total = 2 * m if name == "all_gather_matmul" else m
+        arms = arms_of(find(name).of(total, N, K, 2), of(None))
         actions = {GLOO: arms.plain, AUTO: _auto(arms)}
         samples = interleaved(actions, REPEAT_SWEEP, part(report, number, len(ROWS)))
         found[m] = {arm: statistics.median(values) for arm, values in samples.items()}

@@ -72,8 +72,8 @@ class GroupFabric(HostFabric):
     def lower(self, operation: Plannable, schedule: Schedule) -> Plan:
         return lower(operation, schedule, self.nodes, self.levels)
 
-    def program(self, native: _native.Program, transfers: Sequence[Transfer]) -> Any:
-        return NetworkProgram(native, tuple(transfers))
+    def program(self, native: _native.Program, transfers: Sequence[Transfer], serial: bool) -> Any:
+        return NetworkProgram(native, tuple(transfers), serial)
 
     def launch(
         self,

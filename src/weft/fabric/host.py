@@ -199,8 +199,9 @@ class HostFabric:
         """The plan of an operation as it is run here."""
         return operation.lower(schedule)
 
-    def program(self, native: _native.Program, transfers: Sequence[Any]) -> Any:
-        """What engines do in a plan: its copies, and on other fabrics transfers over a network."""
+    def program(self, native: _native.Program, transfers: Sequence[Any], serial: bool) -> Any:
+        """What engines do in a plan: its copies, and on other fabrics transfers over a network.
+        serial: whether compute waits for all of it anyway."""
         assert not transfers
         return native
 

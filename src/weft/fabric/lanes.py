@@ -49,6 +49,7 @@ class NetworkProgram:
 
     native: _native.Program
     transfers: tuple[Transfer, ...]
+    serial: bool = False
 
     def by_lane(self) -> dict[tuple[int, bool], list[Transfer]]:
         """The transfers of every (peer, whether they are sent), in the order of the plan."""
@@ -102,6 +103,7 @@ class Flight:
         self.outcome: Outcome = (OK, -1)
         self.cancelled = False
         self.left = 0
+        self._sending = 0
         self.changed = threading.Condition()
         self._spans: list[tuple[int, int, int]] = []
 
@@ -114,6 +116,7 @@ class Flight:
         pointers = [tensor.data_ptr() for tensor in self.tensors]
         lanes = self.program.by_lane()
         self.left = len(lanes)
+        self._sending = sum(sends for _, sends in lanes)
         self.inner = self.native.launch(
             self.program.native,
             self.call,
@@ -128,7 +131,7 @@ class Flight:
                 posted = [None if t.waits else self._post(t) for t in transfers]
             except RuntimeError as failure:
                 self.fail(_meaning(failure), peer)
-                self._ended()
+                self._ended(sends)
                 continue
             lane_of(peer, sends).push(
                 lambda p=peer, t=transfers, w=posted: self._run(p, t, w)  # type: ignore[misc]
@@ -143,10 +146,20 @@ class Flight:
         if self.inner is not None:
             self.native.cancel(self.inner)
 
-    def _ended(self) -> None:
+    def _ended(self, sends: bool) -> None:
         with self.changed:
             self.left -= 1
+            self._sending -= sends
             self.changed.notify_all()
+
+    def _wait_until_sent(self) -> None:
+        """In a serial call compute has waited so long that it can wait for its own sends, too: it
+        would only take the core from the threads that a peer waits for."""
+        with self.changed:
+            self.changed.wait_for(
+                lambda: not self._sending or self.cancelled or self.outcome[0] != OK,
+                max(0.0, (self.deadline - _native.now_ns()) / 1e9),
+            )
 
     def _run(self, peer: int, transfers: Sequence[Transfer], posted: list[_Posted | None]) -> None:
         """Waits for the transfers of a lane, posting those that had something to wait for."""
@@ -170,6 +183,8 @@ class Flight:
                     now = _native.now_ns()
                     self._spans.append((transfer.task, free_at, now))
                     free_at = now
+                if self.program.serial and transfer is transfers[-1]:
+                    self._wait_until_sent()
                 if transfer.counter >= 0:
                     self.native.signal(self.call, transfer.counter, transfer.rings)
         except _Stopped:
@@ -181,7 +196,7 @@ class Flight:
             raise
         finally:
             posted.clear()
-            self._ended()
+            self._ended(transfers[0].sends)
 
     def _wait_for(self, transfer: Transfer) -> None:
         assert self.inner is not None

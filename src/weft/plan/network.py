@@ -18,7 +18,7 @@ from weft.plan.nodes import Nodes
 from weft.plan.tasks import Matmul, Plan, Plannable
 from weft.schedule import Schedule
 
-FEW_ROWS = 64
+FEW_ROWS = 128
 """Below so many rows to multiply on a rank, `adaptive` without a depth is serial."""
 
 _SERIAL = Schedule.parse("serial")

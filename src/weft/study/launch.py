@@ -29,7 +29,7 @@ Report = Callable[[float, str], None]
 _PR_SET_PDEATHSIG = 1
 
 
-@dataclass(frozen=True)
+@dataclass
 class RankFailed(Exception):
     """A rank raised something that is not a weft error: a bug, shown with its traceback."""
 
