@@ -37,7 +37,7 @@ def matmul_all_reduce(
     Args:
         x: [M, K] of this rank, or [..., K]; ranks may differ in K.
         w: [K, N] of this rank.
-        group: a torch.distributed group whose ranks share this machine; None is all ranks.
+        group: a torch.distributed group; None is all ranks.
         schedule: a name such as "adaptive@dma", a `Schedule`, or "auto".
         out: where to put y.
         reduce_op: "sum" or "avg".
