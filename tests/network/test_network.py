@@ -187,8 +187,7 @@ dist.destroy_process_group()
 
 
 def test_torchrun(on_hosts, tmp_path):
-    hosts, pool = on_hosts(2, 2)
-    pool.close()
+    hosts, _ = on_hosts(2, 0)
     (tmp_path / "program.py").write_text(SCRIPT)
     processes = []
     for host in range(2):

@@ -21,7 +21,7 @@ from weft.fabric.bridge import Bridge
 from weft.fabric.host import HostFabric, Outcome, Shared, heap_span
 from weft.fabric.lanes import PEER_LOST, NetworkProgram, Transfer
 from weft.fabric.meeting import Hello, exchange
-from weft.fabric.transport import open_transport
+from weft.fabric.transport import connect_seconds, open_transport
 from weft.plan.network import lower
 from weft.plan.tasks import Plan, Plannable
 from weft.plan.two_level_gathering import RELAY
@@ -62,7 +62,9 @@ class GroupFabric(HostFabric):
             transport = open_transport(self.group, f"weft/network/{number}", self.deadline)
         except Unsupported as failure:
             error = str(failure)
-        said = exchange(self.group, range(self.world), "connected", {"error": error}, self.deadline)
+        # A rank that is not connected may know it late, and the others are to hear why.
+        limit = self.deadline + connect_seconds(self.deadline)
+        said = exchange(self.group, range(self.world), "connected", {"error": error}, limit)
         for rank, card in enumerate(said):
             if card["error"]:
                 raise Unsupported(f"rank {rank} {card['error']}")

@@ -23,6 +23,8 @@ from weft.fabric.responsive import become_responsive
 
 ABORT_TAG = 2**31 - 1
 _FOREVER = timedelta(days=10_000)
+_CONNECT_WAITS = 5
+"""How often gloo waits for its timeout until it gives up to be connected."""
 
 
 class Work(Protocol):
@@ -74,6 +76,11 @@ def wait(work: Work, seconds: float | None = None) -> None:
     work.wait(allowed)
 
 
+def connect_seconds(deadline: float) -> float:
+    """How long opening a transport may take: a deadline, but not too short to connect in."""
+    return max(deadline, 10.0)
+
+
 def open_transport(group: dist.ProcessGroup, name: str, deadline: float) -> Transport:
     """A transport of all ranks of a group, which all must ask for under the same name."""
     rank, world = dist.get_rank(group), dist.get_world_size(group)
@@ -88,7 +95,7 @@ def open_transport(group: dist.ProcessGroup, name: str, deadline: float) -> Tran
         # each time they wait for compute to leave the core the link stands still.
         become_responsive()
         try:
-            limit = timedelta(seconds=deadline)
+            limit = timedelta(seconds=connect_seconds(deadline) / _CONNECT_WAITS)
             made.append(ProcessGroupGloo(PrefixStore(name, store), rank, world, limit))
         except RuntimeError as failure:
             made.append(failure)
