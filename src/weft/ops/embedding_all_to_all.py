@@ -210,6 +210,8 @@ def _choose(fabric: HostFabric, schedule: str | Schedule) -> tuple[Schedule, str
         return chosen, why
     if fabric.world == 1:
         return Schedule.parse("serial"), "there is one rank"
+    if fabric.network:
+        return Schedule.parse("serial"), "ranks are on several machines"
     return Schedule.parse("fused"), "pooled rows are stored where they are needed"
 
 
