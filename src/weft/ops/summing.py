@@ -95,6 +95,9 @@ def summed(
             spaces = spaces_of(decision, fabric.world, m, own, n, dtype_name(x.dtype), True)
             if everywhere:
                 spaces["reduced"] = _reduced(fabric, decision, m, own, n) * x.dtype.itemsize
+                if "inbox" in spaces:
+                    most = inbox_bytes(fabric.world, fabric.rank, m, n, dtype_name(x.dtype))
+                    spaces["inbox"] = max(spaces["inbox"], most)
     except Exception as error:
         refuse(fabric, name, error)
         raise

@@ -132,11 +132,14 @@ def _check_repeats(plan: Plan, key: tuple[int, str], written: list[tuple[int, Re
 
 
 def _check_arrivals(plan: Plan, masks: Sequence[int]) -> None:
-    """What a peer stores into a rank's output, that rank waits for."""
+    """What a peer's compute stores into a rank's output, that rank waits for. (A copy that is pushed
+    there is the last of a collective, whose end waits for all engines.)"""
     known = [0] * plan.operation.world
     for task in plan.tasks:
         known[task.rank] |= masks[task.id]
     for task in plan.tasks:
+        if isinstance(task, Copy):
+            continue
         for region in task.writes():
             away = region.rank != task.rank and plan.buffer[region.key].kind == "output"
             if away and not known[region.rank] >> task.id & 1:

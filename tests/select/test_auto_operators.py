@@ -66,7 +66,7 @@ def test_few_rows_are_not_cut_fine(name):
 def _agree(name: str, calls: int, link: str) -> list[tuple[str, str]]:
     weft.configure(link=link)
     try:
-        case, said = Case(name, 21, sizes=(31, 64)), []
+        case, said = Case(name, 21, sizes=(40, 64)), []
         for _ in range(calls):
             same(case, "auto")
             said.append((weft.explain().schedule, weft.explain().why))
@@ -80,7 +80,8 @@ def test_ranks_agree_on_every_operator_until_it_has_settled(ranks, name):
     for world, link in ((2, "0.5GB/s"), (3, "memory")):
         first, *others = ranks(world).run(_agree, name, MOST_CALLS + 2, link)
         assert all(said == first for said in others)
-        assert first[0][1].startswith("by the rule for")
+        fixed = name == "matmul_all_to_all" and link == "memory"  # made in place, whatever its sizes
+        assert first[0][1].startswith("links are as fast" if fixed else "by the rule for")
         assert first[-1] == first[-2]  # settled
 
 
@@ -114,7 +115,8 @@ def _routed() -> int:
 
 
 def test_changing_splits_share_a_choice(ranks):
-    assert ranks(2).run(_routed) == [2, 0]  # one for each operator, on rank 0 alone
+    # One, on rank 0 alone: at memory speed the way back leaves nothing to choose.
+    assert ranks(2).run(_routed) == [1, 0]
 
 
 def _tuned() -> dict[str, str]:
