@@ -80,7 +80,8 @@ def test_ranks_agree_on_every_operator_until_it_has_settled(ranks, name):
     for world, link in ((2, "0.5GB/s"), (3, "memory")):
         first, *others = ranks(world).run(_agree, name, MOST_CALLS + 2, link)
         assert all(said == first for said in others)
-        fixed = name == "matmul_all_to_all" and link == "memory"  # made in place, whatever its sizes
+        # At memory speed an all-to-all is made in place, whatever its sizes.
+        fixed = name == "matmul_all_to_all" and link == "memory"
         assert first[0][1].startswith("links are as fast" if fixed else "by the rule for")
         assert first[-1] == first[-2]  # settled
 

@@ -132,8 +132,8 @@ def _check_repeats(plan: Plan, key: tuple[int, str], written: list[tuple[int, Re
 
 
 def _check_arrivals(plan: Plan, masks: Sequence[int]) -> None:
-    """What a peer's compute stores into a rank's output, that rank waits for. (A copy that is pushed
-    there is the last of a collective, whose end waits for all engines.)"""
+    """What a peer's compute stores into a rank's output, that rank waits for. (A copy that is
+    pushed there is the last of a collective, whose end waits for all engines.)"""
     known = [0] * plan.operation.world
     for task in plan.tasks:
         known[task.rank] |= masks[task.id]
