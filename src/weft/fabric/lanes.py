@@ -116,7 +116,9 @@ class Flight:
         pointers = [tensor.data_ptr() for tensor in self.tensors]
         lanes = self.program.by_lane()
         self.left = len(lanes)
-        self._sending = sum(sends for _, sends in lanes)
+        # Sends that wait for sums, and those for what is received, must not be waited for.
+        ahead = self.program.serial and not any(t.waits for t in self.program.transfers if t.sends)
+        self._sending = sum(sends for _, sends in lanes) if ahead else 0
         self.inner = self.native.launch(
             self.program.native,
             self.call,
@@ -149,7 +151,7 @@ class Flight:
     def _ended(self, sends: bool) -> None:
         with self.changed:
             self.left -= 1
-            self._sending -= sends
+            self._sending = max(0, self._sending - sends)
             self.changed.notify_all()
 
     def _wait_until_sent(self) -> None:
