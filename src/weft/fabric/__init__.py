@@ -10,8 +10,10 @@ from weakref import WeakKeyDictionary
 import torch.distributed as dist
 
 from weft.errors import Unsupported
-from weft.fabric.host import HostFabric
+from weft.fabric.group import GroupFabric
+from weft.fabric.host import HostFabric, deadline_of
 from weft.fabric.link import Link
+from weft.fabric.meeting import hello
 
 _open: dict[int, HostFabric] = {}
 _changing = threading.Lock()
@@ -37,12 +39,22 @@ def of(group: dist.ProcessGroup | None = None) -> HostFabric:
         with opening:
             fabric = _open.get(id(found))
             if fabric is None or fabric.group_ref() is not found:
-                fabric = _open[id(found)] = HostFabric(found)
+                fabric = _open[id(found)] = _opened(found)
     elif fabric.pid != os.getpid():
         raise Unsupported(
             "this process was forked from a rank and is none itself; call from the rank's process"
         )
     return fabric
+
+
+def _opened(group: dist.ProcessGroup) -> HostFabric:
+    """Shared memory where all ranks are on one machine; otherwise the network beside it."""
+    cards = hello(group, deadline_of(group))
+    asked = cards[0].fabric
+    together = len({card.machine for card in cards}) == 1
+    if len(cards) == 1 or asked == "host" or (asked == "auto" and together):
+        return HostFabric(group)
+    return GroupFabric(group, cards)
 
 
 def _close_stale() -> None:
@@ -61,4 +73,4 @@ def _close_all() -> None:
     _open.clear()
 
 
-__all__ = ["HostFabric", "Link", "of"]
+__all__ = ["GroupFabric", "HostFabric", "Link", "of"]

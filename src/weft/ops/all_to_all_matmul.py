@@ -63,7 +63,7 @@ def all_to_all_matmul(
         w: [K, N] of this rank.
         in_splits: how many rows of x go to each rank; zero is fine.
         out_splits: how many rows come from each rank.
-        group: a torch.distributed group whose ranks share this machine; None is all ranks.
+        group: a torch.distributed group; None is all ranks.
         schedule: a name such as "adaptive@dma", a `Schedule`, or "auto".
         out: where to put y.
         return_gathered: whether to return the received rows too.

@@ -188,6 +188,8 @@ def _in_kernel(fabric: HostFabric) -> Decision:
     """What `auto` is: there is nothing to choose."""
     if fabric.world == 1:
         return Decision(_SERIAL.name, _SERIAL, "there is one rank")
+    if fabric.network:
+        return Decision(_SERIAL.name, _SERIAL, "ranks are on several machines")
     return Decision(_FUSED.name, _FUSED, "pooled rows are stored where they are needed")
 
 

@@ -65,7 +65,7 @@ def matmul_all_to_all(
         w: [K, N] of this rank.
         in_splits: how many rows of x @ w go to each rank; zero is fine.
         out_splits: how many rows come from each rank.
-        group: a torch.distributed group whose ranks share this machine; None is all ranks.
+        group: a torch.distributed group; None is all ranks.
         schedule: a name such as "adaptive@dma", a `Schedule`, or "auto".
         out: where to put y.
 
@@ -140,7 +140,7 @@ def _run(
 def _in_place(fabric: HostFabric) -> Decision | None:
     """Where links are as fast as memory, products are made in the y of the rank that needs them, in
     as few pieces as can be; otherwise there is a choice to make."""
-    if fabric.link.paced or fabric.world == 1:
+    if fabric.link.paced or fabric.network or fabric.world == 1:
         return None
     schedule = Schedule.parse("fused:1")
     return Decision(schedule.name, schedule, "links are as fast as memory: made where needed")

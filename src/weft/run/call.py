@@ -144,7 +144,8 @@ def _place(
         return [], {}
     try:
         placed = [fabric.share(tensor) for tensor in tensors]
-        return placed, {n: fabric.shared_workspace(n, size) for n, size in workspaces.items()}
+        space = {n: fabric.shared_workspace(n, size) for n, size in workspaces.items()}
+        return placed, {**space, **fabric.standing()}
     except Error as error:
         _say(fabric, call, proposal.operation, error)
         raise
@@ -191,7 +192,7 @@ def _agree(
         if schedule is None:
             name, why = dict(proposals[0].own)[CHOSEN]
             schedule = Schedule.parse(name)
-        plan = combine(proposals).lower(schedule)
+        plan = fabric.lower(combine(proposals), schedule)
         verify(plan)
         runner = runner_of(plan, fabric, signatures, slots, why)
         _keep(fabric, signatures, runner)

@@ -1,0 +1,312 @@
+"""What a run needs of a fabric, where some ranks are on other machines.
+
+It has the face of the native fabric, and inside the machine it is that; between machines it adds
+headers that travel over the network, and transfers beside the copy engines. A header goes to every
+other rank, and the rank's listeners (one thread per peer) take in what comes. The one that
+takes the last header of a call lets its transfers go if all headers agree, so a known call starts
+to communicate while its local matmul runs already.
+
+A rank is never two calls ahead of another: it enters call e+1 only after it has finished e, for
+which it needed every header of e. So when data of a call moves, every rank has finished the call
+before, and the tags of transfers can be the same in every call.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+
+import torch
+
+from weft.fabric import _native
+from weft.fabric.lanes import (
+    AGAIN,
+    CANCELLED,
+    DISAGREE,
+    OK,
+    PEER_LEFT,
+    PEER_LOST,
+    TIMEOUT,
+    Flight,
+    Lane,
+    NetworkProgram,
+    Outcome,
+)
+from weft.fabric.responsive import become_responsive
+from weft.fabric.transport import Transport, Work, wait
+
+HEADER_TAG = 0
+_HEAD = struct.Struct("<QQI")
+_HEADER_BYTES = _HEAD.size + _native.MAX_BLOB
+_BYE = 0
+"""The number that a rank which leaves gives in place of a call."""
+_SLICE = 0.05
+"""How long a wait may keep Python from handling its signals, in seconds."""
+
+
+class Bridge:
+    """The native fabric of the ranks of this machine (`members`), and a transport to all ranks."""
+
+    def __init__(
+        self,
+        native: _native.Fabric,
+        transport: Transport,
+        rank: int,
+        world: int,
+        members: Sequence[int],
+    ) -> None:
+        self.inner = native
+        self.transport = transport
+        self._rank, self._world, self._members = rank, world, list(members)
+        self._peers = [peer for peer in range(world) if peer != rank]
+        self._changed = threading.Condition()
+        self._headers: dict[int, dict[int, tuple[int, bytes]]] = {}
+        self._entered = [0] * world
+        self._failed_in = 0
+        self._gone: dict[int, int] = {}
+        self._waiting: Flight | None = None
+        self._lanes: dict[tuple[int, bool], Lane] = {}
+        self._sent: deque[tuple[torch.Tensor, list[Work]]] = deque(maxlen=3)
+        self._closed = False
+        self._listeners = [
+            threading.Thread(target=self._listen, args=(peer,), daemon=True, name=f"weft {peer}")
+            for peer in self._peers
+        ]
+        for listener in self._listeners:
+            listener.start()
+
+    # -- headers -----------------------------------------------------------------------------------
+
+    def enter(self, call: int, signature: int, offsets: Sequence[int], blob: bytes) -> None:
+        self.inner.enter(call, signature, offsets, blob)
+        with self._changed:
+            self._headers.pop(call - 2, None)
+            self._note(call, self._rank, signature, blob)
+        self._send(call, signature, blob)
+
+    def _send(self, call: int, signature: int, blob: bytes) -> None:
+        message = bytearray(_HEAD.pack(call, signature, len(blob)) + blob)
+        tensor = torch.frombuffer(message, dtype=torch.uint8)
+        works = []
+        for peer in self._peers:
+            # A peer that is gone is found out when its own header is missed.
+            with suppress(RuntimeError):
+                works.append(self.transport.send(tensor, peer, HEADER_TAG))
+        self._sent.append((tensor, works))
+
+    def _listen(self, peer: int) -> None:
+        """Takes in the headers of a peer, for as long as it is there."""
+        become_responsive()
+        buffer = torch.empty(_HEADER_BYTES, dtype=torch.uint8)
+        try:
+            while True:
+                wait(self.transport.receive(buffer, peer, HEADER_TAG))
+                raw = buffer.numpy().tobytes()
+                call, signature, size = _HEAD.unpack_from(raw)
+                with self._changed:
+                    if call == _BYE:
+                        self._gone[peer] = PEER_LEFT
+                        break
+                    self._note(call, peer, signature, raw[_HEAD.size : _HEAD.size + size])
+        except RuntimeError:
+            with self._changed:
+                self._gone.setdefault(peer, PEER_LOST)
+        with self._changed:
+            self._changed.notify_all()
+
+    def _note(self, call: int, rank: int, signature: int, blob: bytes) -> None:
+        """Keeps a header; the last one of a call lets its flight go."""
+        self._headers.setdefault(call, {})[rank] = (signature, blob)
+        self._entered[rank] = call
+        flight = self._waiting
+        if flight is not None and flight.call == call and self._complete(call):
+            self._waiting = None
+            if self._agrees(call, flight.signatures):
+                flight.start(self._lane)
+        self._changed.notify_all()
+
+    def _complete(self, call: int) -> bool:
+        return len(self._headers.get(call, ())) == self._world
+
+    def _agrees(self, call: int, signatures: Sequence[int]) -> bool:
+        headers = self._headers[call]
+        return all(headers[rank][0] == said for rank, said in enumerate(signatures))
+
+    def agree(self, call: int, signatures: Sequence[int], deadline: int) -> Outcome:
+        until = time.monotonic() + _SLICE
+        with self._changed:
+            while not self._complete(call):
+                headers = self._headers.get(call, {})
+                for rank, code in self._gone.items():
+                    if rank not in headers:
+                        return (code, rank)
+                if _native.now_ns() > deadline:
+                    return (TIMEOUT, min(r for r in self._peers if r not in headers))
+                left = until - time.monotonic()
+                if left <= 0:
+                    return (AGAIN, -1)
+                self._changed.wait(left)
+            if signatures and not self._agrees(call, signatures):
+                return (DISAGREE, -1)
+        return (OK, -1)
+
+    def header(self, call: int, rank: int) -> bytes:
+        return self._headers[call][rank][1]
+
+    def entered(self, rank: int) -> int:
+        return self._entered[rank]
+
+    # -- flights -----------------------------------------------------------------------------------
+
+    def launch(
+        self,
+        program: NetworkProgram,
+        call: int,
+        deadline: int,
+        tensors: Sequence[torch.Tensor],
+        signatures: Sequence[int],
+        record: bool,
+    ) -> Flight:
+        """A call that goes as soon as all headers are known to agree."""
+        inside = [signatures[rank] for rank in self._members]
+        flight = Flight(
+            self.inner,
+            self.transport,
+            program,
+            call,
+            deadline,
+            tensors,
+            signatures,
+            inside,
+            record,
+        )
+        with self._changed:
+            if not self._complete(call):
+                self._waiting = flight
+            elif self._agrees(call, signatures):
+                flight.start(self._lane)
+        return flight
+
+    def _lane(self, peer: int, sends: bool) -> Lane:
+        lane = self._lanes.get((peer, sends))
+        if lane is None:
+            name = f"weft {'to' if sends else 'from'} {peer}"
+            lane = self._lanes[(peer, sends)] = Lane(name)
+        return lane
+
+    def cancel(self, flight: Flight) -> None:
+        with self._changed:
+            self._waiting = None
+        flight.cancelled = True
+        if flight.inner is not None:
+            self.inner.cancel(flight.inner)
+
+    def finish(self, flight: Flight) -> Outcome:
+        """Waits until nothing of the call is under way. Once it is cancelled, transfers end only
+        with their connections, and the group with these."""
+        if flight.inner is None:
+            return flight.outcome
+        if flight.cancelled and flight.left:
+            self.transport.abort()
+        with flight.changed:
+            flight.changed.wait_for(lambda: flight.left == 0, _SLICE)
+            if flight.left:
+                if not flight.cancelled and flight.outcome[0] != OK:
+                    return flight.outcome
+                return (AGAIN, -1)
+        inside = self.inner.finish(flight.inner)
+        return flight.outcome if flight.outcome[0] != OK else inside
+
+    def outcome(self, flight: Flight) -> Outcome:
+        if flight.outcome[0] != OK or flight.inner is None:
+            return flight.outcome
+        return self.inner.outcome(flight.inner)
+
+    def wait(self, flight: Flight, rank: int, counter: int) -> Outcome:
+        assert flight.inner is not None
+        return self._first_hand(flight, self.inner.wait(flight.inner, rank, counter))
+
+    def wait_doorbell(self, flight: Flight, seen: int) -> Outcome:
+        assert flight.inner is not None
+        return self._first_hand(flight, self.inner.wait_doorbell(flight.inner, seen))
+
+    def _first_hand(self, flight: Flight, outcome: Outcome) -> Outcome:
+        """Says as a rank of the group what the native fabric says as one of the machine; a timeout
+        names the transfer's peer where that timed out too."""
+        if outcome[0] in (OK, AGAIN, CANCELLED):
+            return outcome
+        if flight.outcome[0] != OK:
+            return flight.outcome
+        return self._of_group(outcome)
+
+    def _of_group(self, outcome: Outcome) -> Outcome:
+        code, rank = outcome
+        return (code, self._members[rank] if rank >= 0 else rank)
+
+    # -- the rest is the machine's -----------------------------------------------------------------
+
+    def allocate(self, size: int) -> _native.Block:
+        return self.inner.allocate(size)
+
+    @property
+    def allocated(self) -> int:
+        return self.inner.allocated
+
+    def offset_of(self, pointer: int) -> int:
+        return self.inner.offset_of(pointer)
+
+    def stage(self, block: _native.Block, source: int, size: int) -> None:
+        self.inner.stage(block, source, size)
+
+    def set_link(self, bandwidth: float, latency_ns: int, topology: int) -> None:
+        self.inner.set_link(bandwidth, latency_ns, topology)
+
+    def doorbell(self) -> int:
+        return self.inner.doorbell()
+
+    def reached(self, call: int, counters: Sequence[tuple[int, int]]) -> list[bool]:
+        return self.inner.reached(call, counters)
+
+    def signal(self, call: int, counter: int, rings: Sequence[int]) -> int:
+        return self.inner.signal(call, counter, rings)
+
+    def done(self, call: int) -> Outcome:
+        return self._of_group(self.inner.done(call))
+
+    def wait_released(self, call: int, deadline: int) -> Outcome:
+        return self._of_group(self.inner.wait_released(call, deadline))
+
+    # -- the end -----------------------------------------------------------------------------------
+
+    def fail(self, call: int) -> None:
+        """Ends the group for this rank; peers hear of it by their connections."""
+        self._failed_in = call
+        self.inner.fail(call)
+        self.transport.abort()
+
+    def failed(self, rank: int) -> int:
+        if rank == self._rank:
+            return self._failed_in
+        return self.inner.failed(self._members.index(rank)) if rank in self._members else 0
+
+    def leave(self) -> None:
+        """Says good-bye and ends every thread."""
+        if self._closed:
+            return
+        self._closed = True
+        self.inner.leave()
+        if not self.transport.aborted:
+            self._send(_BYE, 0, b"")
+            for work in self._sent[-1][1]:
+                with suppress(RuntimeError):
+                    wait(work, 1.0)
+        self.transport.abort()
+        for listener in self._listeners:
+            listener.join(timeout=5.0)
+        for lane in self._lanes.values():
+            lane.close()
+        self._lanes.clear()
