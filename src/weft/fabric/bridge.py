@@ -17,12 +17,17 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from itertools import cycle
+from types import MappingProxyType
+from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from weft.fabric import _native
+from weft.fabric.eager import MOST_BYTES
 from weft.fabric.lanes import (
     AGAIN,
     CANCELLED,
@@ -35,17 +40,32 @@ from weft.fabric.lanes import (
     Lane,
     NetworkProgram,
     Outcome,
+    Payload,
 )
 from weft.fabric.responsive import become_responsive
 from weft.fabric.transport import Transport, Work, wait
 
 HEADER_TAG = 0
-_HEAD = struct.Struct("<QQI")
-_HEADER_BYTES = _HEAD.size + _native.MAX_BLOB
+_HEAD = struct.Struct("<QQQI")
+_HEADER_BYTES = _HEAD.size + _native.MAX_BLOB + MOST_BYTES
 _BYE = 0
 """The number that a rank which leaves gives in place of a call."""
+_GRACE = 0.5
+"""Seconds in which lanes end by themselves once their connections are closed, as far as they do."""
 _SLICE = 0.05
 """How long a wait may keep Python from handling its signals, in seconds."""
+
+
+class _Header(NamedTuple):
+    """What a rank says when it enters a call, and what it sends along for the plan `eager`."""
+
+    signature: int
+    blob: bytes
+    eager: int
+    payload: Payload
+
+
+_NOTHING: Payload = np.empty(0, np.uint8)
 
 
 class Bridge:
@@ -64,13 +84,15 @@ class Bridge:
         self._rank, self._world, self._members = rank, world, list(members)
         self._peers = [peer for peer in range(world) if peer != rank]
         self._changed = threading.Condition()
-        self._headers: dict[int, dict[int, tuple[int, bytes]]] = {}
+        self._headers: dict[int, dict[int, _Header]] = {}
         self._entered = [0] * world
         self._failed_in = 0
         self._gone: dict[int, int] = {}
         self._waiting: Flight | None = None
+        self._flying: Flight | None = None
+        self._stuck: set[int] = set()
         self._lanes: dict[tuple[int, bool], Lane] = {}
-        self._sent: deque[tuple[torch.Tensor, list[Work]]] = deque(maxlen=3)
+        self._sent: deque[tuple[dict[int, torch.Tensor], list[Work]]] = deque(maxlen=3)
         self._closed = False
         self._listeners = [
             threading.Thread(target=self._listen, args=(peer,), daemon=True, name=f"weft {peer}")
@@ -81,60 +103,97 @@ class Bridge:
 
     # -- headers -----------------------------------------------------------------------------------
 
-    def enter(self, call: int, signature: int, offsets: Sequence[int], blob: bytes) -> None:
+    def enter(
+        self,
+        call: int,
+        signature: int,
+        offsets: Sequence[int],
+        blob: bytes,
+        eager: int = 0,
+        payloads: Mapping[int, Sequence[Payload]] = MappingProxyType({}),
+    ) -> None:
+        """Says what this rank means. eager: the number of the plan that payloads were made for."""
+        self._send(call, signature, blob, eager, payloads)
         self.inner.enter(call, signature, offsets, blob)
         with self._changed:
             self._headers.pop(call - 2, None)
-            self._note(call, self._rank, signature, blob)
-        self._send(call, signature, blob)
+            self._note(call, self._rank, _Header(signature, blob, eager, _NOTHING))
 
-    def _send(self, call: int, signature: int, blob: bytes) -> None:
-        message = bytearray(_HEAD.pack(call, signature, len(blob)) + blob)
-        tensor = torch.frombuffer(message, dtype=torch.uint8)
+    def _send(
+        self,
+        call: int,
+        signature: int,
+        blob: bytes,
+        eager: int = 0,
+        payloads: Mapping[int, Sequence[Payload]] = MappingProxyType({}),
+    ) -> None:
+        head = np.frombuffer(_HEAD.pack(call, signature, eager, len(blob)) + blob, np.uint8)
+        messages: dict[int, torch.Tensor] = {}
         works = []
         for peer in self._peers:
+            parts = payloads.get(peer, ())
+            message = np.concatenate([head, *(part.reshape(-1) for part in parts)])
+            tensor = messages[peer] = torch.from_numpy(message)
             # A peer that is gone is found out when its own header is missed.
             with suppress(RuntimeError):
                 works.append(self.transport.send(tensor, peer, HEADER_TAG))
-        self._sent.append((tensor, works))
+        self._sent.append((messages, works))
 
     def _listen(self, peer: int) -> None:
         """Takes in the headers of a peer, for as long as it is there."""
         become_responsive()
-        buffer = torch.empty(_HEADER_BYTES, dtype=torch.uint8)
+        # Two that take turns: when the next header but one comes, this rank has finished the call
+        # of this one. Pages that no payload has reached take no memory.
+        buffers = [torch.empty(_HEADER_BYTES, dtype=torch.uint8) for _ in range(2)]
         try:
-            while True:
+            for buffer in cycle(buffers):
                 wait(self.transport.receive(buffer, peer, HEADER_TAG))
-                raw = buffer.numpy().tobytes()
-                call, signature, size = _HEAD.unpack_from(raw)
+                raw = buffer.numpy()
+                call, signature, eager, size = _HEAD.unpack_from(raw.data)
+                blob, payload = (
+                    raw[_HEAD.size : _HEAD.size + size].tobytes(),
+                    raw[_HEAD.size + size :],
+                )
                 with self._changed:
                     if call == _BYE:
                         self._gone[peer] = PEER_LEFT
                         break
-                    self._note(call, peer, signature, raw[_HEAD.size : _HEAD.size + size])
+                    self._note(call, peer, _Header(signature, blob, eager, payload))
         except RuntimeError:
             with self._changed:
                 self._gone.setdefault(peer, PEER_LOST)
         with self._changed:
             self._changed.notify_all()
+            flight = self._flying
+        if flight is not None and self._gone[peer] == PEER_LOST and flight.lost(peer, _GRACE):
+            self._stuck.add(peer)
 
-    def _note(self, call: int, rank: int, signature: int, blob: bytes) -> None:
+    def _note(self, call: int, rank: int, header: _Header) -> None:
         """Keeps a header; the last one of a call lets its flight go."""
-        self._headers.setdefault(call, {})[rank] = (signature, blob)
+        self._headers.setdefault(call, {})[rank] = header
         self._entered[rank] = call
         flight = self._waiting
         if flight is not None and flight.call == call and self._complete(call):
             self._waiting = None
-            if self._agrees(call, flight.signatures):
-                flight.start(self._lane)
+            self._start(flight)
         self._changed.notify_all()
+
+    def _start(self, flight: Flight) -> None:
+        """Lets a flight go if all ranks mean what it was made for; all headers are there."""
+        if not self._agrees(flight.call, flight.signatures):
+            return
+        headers, eager = self._headers[flight.call], flight.program.eager
+        came = None
+        if eager and all(header.eager == eager for header in headers.values()):
+            came = {peer: headers[peer].payload for peer in self._peers}
+        flight.start(self._lane, came)
 
     def _complete(self, call: int) -> bool:
         return len(self._headers.get(call, ())) == self._world
 
     def _agrees(self, call: int, signatures: Sequence[int]) -> bool:
         headers = self._headers[call]
-        return all(headers[rank][0] == said for rank, said in enumerate(signatures))
+        return all(headers[rank].signature == said for rank, said in enumerate(signatures))
 
     def agree(self, call: int, signatures: Sequence[int], deadline: int) -> Outcome:
         until = time.monotonic() + _SLICE
@@ -155,7 +214,7 @@ class Bridge:
         return (OK, -1)
 
     def header(self, call: int, rank: int) -> bytes:
-        return self._headers[call][rank][1]
+        return self._headers[call][rank].blob
 
     def entered(self, rank: int) -> int:
         return self._entered[rank]
@@ -185,10 +244,11 @@ class Bridge:
             record,
         )
         with self._changed:
+            self._flying = flight
             if not self._complete(call):
                 self._waiting = flight
-            elif self._agrees(call, signatures):
-                flight.start(self._lane)
+            else:
+                self._start(flight)
         return flight
 
     def _lane(self, peer: int, sends: bool) -> Lane:
@@ -212,12 +272,18 @@ class Bridge:
             return flight.outcome
         if flight.cancelled and flight.left:
             self.transport.abort()
+            with flight.changed:
+                flight.changed.wait_for(lambda: flight.left == 0, _GRACE)
+            if flight.left:
+                self._stuck.update(self._peers)
+                flight.forget()
         with flight.changed:
             flight.changed.wait_for(lambda: flight.left == 0, _SLICE)
             if flight.left:
                 if not flight.cancelled and flight.outcome[0] != OK:
                     return flight.outcome
                 return (AGAIN, -1)
+        self._flying = None
         inside = self.inner.finish(flight.inner)
         return flight.outcome if flight.outcome[0] != OK else inside
 
@@ -307,6 +373,6 @@ class Bridge:
         self.transport.abort()
         for listener in self._listeners:
             listener.join(timeout=5.0)
-        for lane in self._lanes.values():
-            lane.close()
+        for (peer, _), lane in self._lanes.items():
+            lane.close(wait=peer not in self._stuck)
         self._lanes.clear()

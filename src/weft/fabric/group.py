@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from weft.errors import Error, PeerLost, Timeout, Unsupported
-from weft.fabric import _native
+from weft.fabric import _native, eager
 from weft.fabric.bridge import Bridge
 from weft.fabric.host import HostFabric, Outcome, Shared, heap_span
 from weft.fabric.lanes import PEER_LOST, NetworkProgram, Transfer
@@ -80,8 +80,31 @@ class GroupFabric(HostFabric):
             )
         return lower(operation, schedule, self.nodes, self.levels)
 
-    def program(self, native: _native.Program, transfers: Sequence[Transfer], serial: bool) -> Any:
-        return NetworkProgram(native, tuple(transfers), serial)
+    def program(
+        self,
+        native: _native.Program,
+        transfers: Sequence[Transfer],
+        plan: Plan,
+        signatures: Sequence[int],
+    ) -> Any:
+        number = eager.number_of(plan, self.nodes, signatures)
+        return NetworkProgram(native, tuple(transfers), plan.schedule.serial, number)
+
+    def enter(
+        self,
+        call: int,
+        signature: int,
+        offsets: Sequence[int],
+        blob: bytes,
+        program: Any,
+        inputs: Mapping[str, torch.Tensor],
+    ) -> None:
+        bridge: Any = self.native
+        if program is not None and program.eager:
+            payloads = eager.pack(program.transfers, inputs)
+            bridge.enter(call, signature, offsets, blob, program.eager, payloads)
+        else:
+            bridge.enter(call, signature, offsets, blob)
 
     def launch(
         self,

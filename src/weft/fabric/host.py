@@ -13,7 +13,7 @@ import math
 import os
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
@@ -248,11 +248,30 @@ class HostFabric:
         """The plan of an operation as it is run here."""
         return operation.lower(schedule)
 
-    def program(self, native: _native.Program, transfers: Sequence[Any], serial: bool) -> Any:
+    def program(
+        self,
+        native: _native.Program,
+        transfers: Sequence[Any],
+        plan: Plan,
+        signatures: Sequence[int],
+    ) -> Any:
         """What engines do in a plan: its copies, and on other fabrics transfers over a network.
-        serial: whether compute waits for all of it anyway."""
+        signatures: what the headers of the ranks say that the plan was made for."""
         assert not transfers
         return native
+
+    def enter(
+        self,
+        call: int,
+        signature: int,
+        offsets: Sequence[int],
+        blob: bytes,
+        program: Any,
+        inputs: Mapping[str, torch.Tensor],
+    ) -> None:
+        """Enters a call. program: what this rank expects to be run, where it knows the call; some
+        fabrics send what peers need of the inputs along."""
+        self.native.enter(call, signature, offsets, blob)
 
     def launch(
         self,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +23,7 @@ from weft.plan.tasks import Region
 
 OK, TIMEOUT, PEER_LOST, PEER_LEFT, PEER_FAILED, CANCELLED, DISAGREE, AGAIN = range(8)
 Outcome = tuple[int, int]
+Payload = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
 
 FIRST_TAG = 1
 """The tag of task 0; below it is that of headers."""
@@ -50,6 +51,8 @@ class NetworkProgram:
     native: _native.Program
     transfers: tuple[Transfer, ...]
     serial: bool = False
+    eager: int = 0
+    """The number of the plan if its bytes travel with the headers, else 0: see `eager.py`."""
 
     def by_lane(self) -> dict[tuple[int, bool], list[Transfer]]:
         """The transfers of every (peer, whether they are sent), in the order of the plan."""
@@ -70,9 +73,11 @@ class Lane:
     def push(self, job: Callable[[], None]) -> None:
         self._jobs.put(job)
 
-    def close(self) -> None:
+    def close(self, wait: bool = True) -> None:
+        """Ends the thread, at once or when its job does."""
         self._jobs.put(None)
-        self._thread.join(timeout=5.0)
+        if wait:
+            self._thread.join(timeout=5.0)
 
     def _loop(self) -> None:
         become_responsive()
@@ -102,23 +107,33 @@ class Flight:
         self.inner: _native.Call | None = None
         self.outcome: Outcome = (OK, -1)
         self.cancelled = False
-        self.left = 0
-        self._sending = 0
+        self._open: set[tuple[int, bool]] = set()
+        self._awaits_sends = False
         self.changed = threading.Condition()
         self._spans: list[tuple[int, int, int]] = []
+        self._launched_at = _native.now_ns()
 
     @property
     def spans(self) -> list[tuple[int, int, int]]:
         return [*(self.inner.spans if self.inner is not None else ()), *self._spans]
 
-    def start(self, lane_of: Callable[[int, bool], Lane]) -> None:
-        """Lets everything go; the ranks have agreed."""
+    @property
+    def left(self) -> int:
+        """How many lanes have not ended."""
+        return len(self._open)
+
+    def start(
+        self, lane_of: Callable[[int, bool], Lane], came: Mapping[int, Payload] | None = None
+    ) -> None:
+        """Lets everything go; the ranks have agreed. came: what came with the headers of the peers,
+        where that is all that is to come."""
         pointers = [tensor.data_ptr() for tensor in self.tensors]
-        lanes = self.program.by_lane()
-        self.left = len(lanes)
+        lanes = self.program.by_lane() if came is None else {}
+        self._open = set(lanes)
         # Sends that wait for sums, and those for what is received, must not be waited for.
-        ahead = self.program.serial and not any(t.waits for t in self.program.transfers if t.sends)
-        self._sending = sum(sends for _, sends in lanes) if ahead else 0
+        self._awaits_sends = self.program.serial and not any(
+            t.waits for t in self.program.transfers if t.sends
+        )
         self.inner = self.native.launch(
             self.program.native,
             self.call,
@@ -127,17 +142,38 @@ class Flight:
             self._node_signatures,
             self.record,
         )
+        if came is not None:
+            self._unpack(came)
         # Receives first: a peer's send goes out at once if it knows of them.
         for (peer, sends), transfers in sorted(lanes.items(), key=lambda lane: lane[0][1]):
             try:
                 posted = [None if t.waits else self._post(t) for t in transfers]
             except RuntimeError as failure:
                 self.fail(_meaning(failure), peer)
-                self._ended(sends)
+                self._ended(peer, sends)
                 continue
             lane_of(peer, sends).push(
                 lambda p=peer, t=transfers, w=posted: self._run(p, t, w)  # type: ignore[misc]
             )
+
+    def _unpack(self, came: Mapping[int, Payload]) -> None:
+        """Puts what came with the headers where it belongs."""
+        at = dict.fromkeys(came, 0)
+        for transfer in self.program.transfers:
+            if transfer.sends:
+                continue
+            view = self._view(transfer)
+            begin = at[transfer.peer]
+            at[transfer.peer] += view.nbytes
+            flat = came[transfer.peer][begin : begin + view.nbytes]
+            bytes_of(view)[...] = flat.reshape(view.shape[0], -1)
+            if self.record:
+                self._spans.append((transfer.task, self._launched_at, _native.now_ns()))
+            if transfer.counter >= 0:
+                self.native.signal(self.call, transfer.counter, transfer.rings)
+
+    def _view(self, transfer: Transfer) -> torch.Tensor:
+        return view_of(self.tensors[transfer.buffer], transfer.region)
 
     def fail(self, code: int, rank: int) -> None:
         """Stops the call, unless it is stopped already."""
@@ -148,18 +184,37 @@ class Flight:
         if self.inner is not None:
             self.native.cancel(self.inner)
 
-    def _ended(self, sends: bool) -> None:
+    def lost(self, peer: int, grace: float) -> bool:
+        """The connection to a peer is closed: whether lanes of it still wait after some seconds.
+        gloo fails what is posted on it, but not the receive that it was in the middle of, so a lane
+        may wait for nothing; it has ended as well, for nothing touches its buffers any more."""
+        lanes = {(peer, False), (peer, True)}
         with self.changed:
-            self.left -= 1
-            self._sending = max(0, self._sending - sends)
+            if self.changed.wait_for(lambda: not self._open & lanes, grace):
+                return False
+        self.fail(PEER_LOST, peer)
+        self.forget(lanes)
+        return True
+
+    def forget(self, lanes: Iterable[tuple[int, bool]] | None = None) -> None:
+        """Counts lanes (None: all) as ended; their connections are closed."""
+        with self.changed:
+            self._open -= set(self._open if lanes is None else lanes)
             self.changed.notify_all()
+
+    def _ended(self, peer: int, sends: bool) -> None:
+        self.forget([(peer, sends)])
 
     def _wait_until_sent(self) -> None:
         """In a serial call compute has waited so long that it can wait for its own sends, too: it
         would only take the core from the threads that a peer waits for."""
         with self.changed:
             self.changed.wait_for(
-                lambda: not self._sending or self.cancelled or self.outcome[0] != OK,
+                lambda: (
+                    not any(sends for _, sends in self._open)
+                    or self.cancelled
+                    or self.outcome[0] != OK
+                ),
                 max(0.0, (self.deadline - _native.now_ns()) / 1e9),
             )
 
@@ -185,7 +240,7 @@ class Flight:
                     now = _native.now_ns()
                     self._spans.append((transfer.task, free_at, now))
                     free_at = now
-                if self.program.serial and transfer is transfers[-1]:
+                if self._awaits_sends and transfer is transfers[-1]:
                     self._wait_until_sent()
                 if transfer.counter >= 0:
                     self.native.signal(self.call, transfer.counter, transfer.rings)
@@ -198,7 +253,7 @@ class Flight:
             raise
         finally:
             posted.clear()
-            self._ended(transfers[0].sends)
+            self._ended(peer, transfers[0].sends)
 
     def _wait_for(self, transfer: Transfer) -> None:
         assert self.inner is not None
@@ -211,15 +266,12 @@ class Flight:
                 raise _Stopped
 
     def _post(self, transfer: Transfer) -> _Posted:
-        region, whole = transfer.region, self.tensors[transfer.buffer]
-        view = whole[
-            region.row : region.row + region.rows, region.column : region.column + region.columns
-        ]
+        view = self._view(transfer)
         tag = FIRST_TAG + transfer.task
         flat = view if view.is_contiguous() else torch.empty_like(view).contiguous()
         if transfer.sends:
             if flat is not view:
-                np.copyto(_bytes(flat), _bytes(view))
+                np.copyto(bytes_of(flat), bytes_of(view))
             return _Posted(self.transport.send(flat, transfer.peer, tag), flat, view)
         return _Posted(self.transport.receive(flat, transfer.peer, tag), flat, view)
 
@@ -238,10 +290,16 @@ class _Posted:
 
     def unpack(self) -> None:
         if self.flat is not self.view:
-            np.copyto(_bytes(self.view), _bytes(self.flat))
+            np.copyto(bytes_of(self.view), bytes_of(self.flat))
 
 
-def _bytes(matrix: torch.Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
+def view_of(whole: torch.Tensor, region: Region) -> torch.Tensor:
+    """The part of a buffer that a region is."""
+    rows = whole[region.row : region.row + region.rows]
+    return rows[:, region.column : region.column + region.columns]
+
+
+def bytes_of(matrix: torch.Tensor) -> Payload:
     """A matrix as bytes. numpy copies them: threads of torch would take cores from compute."""
     return matrix.view(torch.uint8).numpy()
 

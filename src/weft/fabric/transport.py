@@ -64,8 +64,9 @@ class Transport:
                 return
             self.aborted = True
             # A transfer that passes its deadline is gloo's one way to close its connections.
+            # One to a peer that is gone fails at once and closes nothing else, so all are tried.
             nothing = torch.empty(1, dtype=torch.uint8)
-            for peer in self._peers[:1]:
+            for peer in self._peers:
                 with suppress(RuntimeError):
                     self.receive(nothing, peer, ABORT_TAG).wait(timedelta(milliseconds=1))
 

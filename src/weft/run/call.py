@@ -86,8 +86,9 @@ def carry_out(
                 offsets += landings.values()
                 slots += landings
             memory = {name: s.memory for name, s in space.items()}
-            fabric.native.enter(call, proposal.signature, offsets, proposal.blob)
             runner = fabric.runners.get(proposal.signature)
+            program = None if runner is None else runner.program
+            fabric.enter(call, proposal.signature, offsets, proposal.blob, program, inputs)
             if runner is None:
                 runner = _agree(fabric, call, proposal, schedule, combine, slots)
             while True:

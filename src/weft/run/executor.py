@@ -88,7 +88,7 @@ class Runner:
         counters = counters_of(plan, self._places)
         native, num_lanes = self._build_program(counters)
         transfers = self._build_transfers(counters)
-        self.program = fabric.program(native, transfers, plan.schedule.serial)
+        self.program = fabric.program(native, transfers, plan, signatures)
         steps = self._build_steps(counters)
         self.parts = _parts(steps)
         self.in_flight = num_lanes > 0 or bool(transfers) or any(step.waits for step in steps)
