@@ -122,14 +122,28 @@ def test_ranks_that_disagree_all_hear_it_and_go_on(on_hosts):
     assert all(isinstance(outcome.error, Mismatch) for outcome in outcomes)
     assert len({str(outcome.error) for outcome in outcomes}) == 1
     pool.run(check_call, 67, 5, 7)
-    outcomes = pool.outcomes(_direct)
-    assert all("adaptive@dma" in str(outcome.error) for outcome in outcomes)
-    pool.run(check_call, 67, 5, 7)
+    for function, said in (
+        (_direct, "adaptive@dma"),
+        (_in_kernel, "fused"),
+        (_collective, "several machines"),
+    ):
+        for outcome in pool.outcomes(function):
+            assert isinstance(outcome.error, Unsupported), outcome.trace
+            assert said in str(outcome.error)
+        pool.run(check_call, 67, 5, 7)
 
 
 def _bad_input():
     dtype = torch.int32 if dist.get_rank() else torch.float32
     weft.all_gather_matmul(torch.ones(4, 3, dtype=dtype), torch.ones(3, 2, dtype=dtype))
+
+
+def _collective():
+    weft.all_reduce(torch.ones(3))
+
+
+def _in_kernel():
+    weft.all_gather_matmul(torch.ones(4, 3), torch.ones(3, 2), schedule="fused")
 
 
 def _direct():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
+from random import Random
 from typing import Any
 
 import torch
@@ -23,9 +24,9 @@ from weft.ops.matmul_reduce_scatter import matmul_reduce_scatter
 from weft.run.record import record
 from weft.schedule import Schedule
 from weft.study.arms import Arms, arms_of
-from weft.study.hosts import Hosts, Wire, pace_own
+from weft.study.hosts import Hosts, Wire, pace_own, together
 from weft.study.launch import Report, launch
-from weft.study.measure import interleaved, timed
+from weft.study.measure import WARM_UP, timed
 from weft.timeline import percent_of_ideal
 
 NAMES = ("all_gather_matmul", "matmul_reduce_scatter", "all_to_all_matmul")
@@ -95,8 +96,7 @@ def _balanced(report: Report, name: str) -> dict[str, Any]:
         AUTO: _auto(arms),
         **{schedule: arms.call(Schedule.parse(schedule)) for schedule in SCHEDULES},
     }
-    samples = interleaved(actions, REPEAT, report)
-    times = {arm: statistics.median(values) for arm, values in samples.items()}
+    times = _in_turns(actions, REPEAT, report)
     with record() as recording:
         dist.barrier()
         _auto(arms)()
@@ -124,8 +124,7 @@ def _sweep(report: Report, name: str, rate: float) -> dict[int, dict[str, float]
         total = 2 * m if name == "all_gather_matmul" else m
         arms = arms_of(find(name).of(total, N, K, 2), of(None))
         actions = {GLOO: arms.plain, AUTO: _auto(arms)}
-        samples = interleaved(actions, REPEAT_SWEEP, part(report, number, len(ROWS)))
-        found[m] = {arm: statistics.median(values) for arm, values in samples.items()}
+        found[m] = _in_turns(actions, REPEAT_SWEEP, part(report, number, len(ROWS)))
     return found
 
 
@@ -151,8 +150,24 @@ def _two_levels(report: Report, name: str) -> dict[str, float]:
         "flat": lambda: operator(x, w, schedule="adaptive@dma", group=everyone),
         "two levels": lambda: operator(x, w, schedule="adaptive@dma", group=world),
     }
-    samples = interleaved(actions, REPEAT, report)
-    return {arm: statistics.median(values) for arm, values in samples.items()}
+    return _in_turns(actions, REPEAT, report)
+
+
+def _in_turns(arms: dict[str, Callable[[], Any]], repeat: int, report: Report) -> dict[str, float]:
+    """The median seconds of every arm, the slowest rank's; collective. A round runs each arm once,
+    in an order of chance that is the same on all ranks: what one arm leaves behind in caches and
+    connections is no one other's burden."""
+    names, random = list(arms), Random(1)
+    samples: dict[str, list[float]] = {name: [] for name in names}
+    for number in range(-WARM_UP, repeat):
+        for name in random.sample(names, len(names)):
+            seconds = together(arms[name])
+            if number >= 0:
+                samples[name].append(seconds)
+        report((number + WARM_UP + 1) / (repeat + WARM_UP), f"round {max(number, 0) + 1}")
+    own = torch.tensor([samples[name] for name in names], dtype=torch.float64)
+    dist.all_reduce(own, dist.ReduceOp.MAX)
+    return {n: statistics.median(row.tolist()) for n, row in zip(names, own, strict=True)}
 
 
 def _auto(arms: Arms) -> Callable[[], Any]:

@@ -42,7 +42,7 @@ from weft.fabric.lanes import (
     Outcome,
     Payload,
 )
-from weft.fabric.responsive import become_responsive
+from weft.fabric.responsive import become_responsive, uninterrupted
 from weft.fabric.transport import Transport, Work, wait
 
 HEADER_TAG = 0
@@ -135,7 +135,7 @@ class Bridge:
             message = np.concatenate([head, *(part.reshape(-1) for part in parts)])
             tensor = messages[peer] = torch.from_numpy(message)
             # A peer that is gone is found out when its own header is missed.
-            with suppress(RuntimeError):
+            with suppress(RuntimeError), uninterrupted:
                 works.append(self.transport.send(tensor, peer, HEADER_TAG))
         self._sent.append((messages, works))
 
@@ -248,7 +248,8 @@ class Bridge:
             if not self._complete(call):
                 self._waiting = flight
             else:
-                self._start(flight)
+                with uninterrupted:
+                    self._start(flight)
         return flight
 
     def _lane(self, peer: int, sends: bool) -> Lane:

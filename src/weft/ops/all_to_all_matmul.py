@@ -32,7 +32,7 @@ from weft.ops.common import (
 from weft.plan.all_to_all_matmul import AllToAllMatmul
 from weft.plan.tasks import Plannable
 from weft.run.call import Tensors, carry_out, refuse
-from weft.run.proposal import Proposal
+from weft.run.proposal import Proposal, proposal_of
 from weft.schedule import Schedule
 
 NAME = "all_to_all_matmul"
@@ -128,7 +128,7 @@ def _run(
             ("return_gathered", return_gathered),
         )
         own = (("columns", n), ("splits", (sent, taken)), *chosen_item(decision.told))
-        proposal = Proposal(NAME, same, own).checked()
+        proposal = proposal_of(NAME, same, own)
     except Exception as error:
         refuse(fabric, NAME, error)
         raise

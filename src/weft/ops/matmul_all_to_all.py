@@ -34,7 +34,7 @@ from weft.ops.common import (
 from weft.ops.landed import carry_out_landed, in_kernel, landing_for
 from weft.plan.matmul_all_to_all import MatmulAllToAll
 from weft.run.call import refuse
-from weft.run.proposal import Proposal
+from weft.run.proposal import Proposal, proposal_of
 from weft.schedule import Schedule
 from weft.select.auto import Decision
 
@@ -120,7 +120,7 @@ def _run(
             ("the shape of x beside its rows and K", inner),
         )
         own = (("K", k), ("splits", (sent, taken)), *chosen_item(decision.told))
-        proposal = Proposal(NAME, same, own).checked()
+        proposal = proposal_of(NAME, same, own)
         if in_kernel(fabric, decision):
             spaces = {}
             landing = landing_for(fabric, shape, x.dtype, out)

@@ -26,6 +26,11 @@ _SERIAL = Schedule.parse("serial")
 
 def lower(operation: Plannable, schedule: Schedule, nodes: Sequence[int], levels: int = 2) -> Plan:
     """The plan of an operation whose rank r is on the machine nodes[r], on up to so many levels."""
+    if schedule.fusion == "kernel":
+        raise Unsupported(
+            f"{schedule} cannot be run between machines: its kernel stores into the memory of "
+            "peers, and a network has none to store into; use auto"
+        )
     if schedule.engine == "direct":
         raise Unsupported(
             f"{schedule} cannot be run between machines: direct reads a peer's memory in place, "

@@ -12,9 +12,13 @@ import os
 import shutil
 import subprocess
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Self
+
+import torch
+import torch.distributed as dist
 
 from weft.errors import Unsupported
 
@@ -30,6 +34,9 @@ _QUEUE = "200ms"
 MTU = 65000
 """Bytes of a packet: large, as cores must do here what network cards do elsewhere, and ranks need
 them to compute."""
+
+CONGESTION = "cubic"
+"""How TCP finds its rate."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -139,6 +146,9 @@ class Hosts:
         _run(network, f"ip address add {self.address(host)}/24 dev {INTERFACE}")
         _run(network, f"ip link set {INTERFACE} up")
         _run(network, "ip link set lo up")
+        # Linux's own default, whatever this machine has: figures are to be the same elsewhere.
+        setting = f"echo {CONGESTION} > /proc/sys/net/ipv4/tcp_congestion_control"
+        _run(network, ["sh", "-c", setting], may_fail=True)
 
 
 def missing() -> str | None:
@@ -156,6 +166,19 @@ def missing() -> str | None:
 def pace_own(wire: Wire) -> None:
     """Sets the wire that leaves the host which this process is on; one rank of each host does."""
     _pace(None, INTERFACE, wire)
+
+
+def together(function: Callable[[], object], ahead: float = 0.008) -> float:
+    """Seconds of one call that all ranks start at the same moment; collective. A barrier over a
+    network lets ranks go at different ones, but hosts of one machine have one clock. ahead: seconds
+    for all to hear of it."""
+    start = torch.tensor(time.monotonic() + ahead, dtype=torch.float64)
+    dist.all_reduce(start, dist.ReduceOp.MAX)
+    while time.monotonic() < start.item():  # awake: a core that has slept is slow at first
+        pass
+    begun = time.perf_counter()
+    function()
+    return time.perf_counter() - begun
 
 
 def _port(host: int) -> str:
