@@ -42,7 +42,7 @@ from weft.fabric.lanes import (
     Outcome,
     Payload,
 )
-from weft.fabric.responsive import become_responsive, uninterrupted
+from weft.fabric.responsive import become_responsive
 from weft.fabric.transport import Transport, Work, wait
 
 HEADER_TAG = 0
@@ -92,7 +92,9 @@ class Bridge:
         self._flying: Flight | None = None
         self._stuck: set[int] = set()
         self._lanes: dict[tuple[int, bool], Lane] = {}
-        self._sent: deque[tuple[dict[int, torch.Tensor], list[Work]]] = deque(maxlen=3)
+        self._sent: deque[tuple[Mapping[int, torch.Tensor], list[Work]]] = deque(maxlen=3)
+        self._poster = Lane("weft posts")
+        self._starting: Flight | None = None
         self._closed = False
         self._listeners = [
             threading.Thread(target=self._listen, args=(peer,), daemon=True, name=f"weft {peer}")
@@ -129,14 +131,18 @@ class Bridge:
     ) -> None:
         head = np.frombuffer(_HEAD.pack(call, signature, eager, len(blob)) + blob, np.uint8)
         messages: dict[int, torch.Tensor] = {}
-        works = []
         for peer in self._peers:
             parts = payloads.get(peer, ())
             message = np.concatenate([head, *(part.reshape(-1) for part in parts)])
-            tensor = messages[peer] = torch.from_numpy(message)
+            messages[peer] = torch.from_numpy(message)
+        self._poster.push(lambda: self._post(messages))
+
+    def _post(self, messages: Mapping[int, torch.Tensor]) -> None:
+        works = []
+        for peer, message in messages.items():
             # A peer that is gone is found out when its own header is missed.
-            with suppress(RuntimeError), uninterrupted:
-                works.append(self.transport.send(tensor, peer, HEADER_TAG))
+            with suppress(RuntimeError):
+                works.append(self.transport.send(message, peer, HEADER_TAG))
         self._sent.append((messages, works))
 
     def _listen(self, peer: int) -> None:
@@ -178,15 +184,27 @@ class Bridge:
             self._start(flight)
         self._changed.notify_all()
 
-    def _start(self, flight: Flight) -> None:
-        """Lets a flight go if all ranks mean what it was made for; all headers are there."""
+    def _start(self, flight: Flight, computes: bool = False) -> None:
+        """Lets a flight go if all ranks mean what it was made for; all headers are there. computes:
+        whether this is a compute thread, which does not post transfers itself (see `Lane`)."""
         if not self._agrees(flight.call, flight.signatures):
             return
         headers, eager = self._headers[flight.call], flight.program.eager
         came = None
         if eager and all(header.eager == eager for header in headers.values()):
             came = {peer: headers[peer].payload for peer in self._peers}
-        flight.start(self._lane, came)
+        if computes and came is None and flight.program.transfers:
+            self._starting = flight
+            self._poster.push(self._start_here)
+        else:
+            flight.start(self._lane, came)
+
+    def _start_here(self) -> None:
+        with self._changed:
+            flight, self._starting = self._starting, None
+            if flight is not None and not flight.cancelled:
+                flight.start(self._lane)
+            self._changed.notify_all()
 
     def _complete(self, call: int) -> bool:
         return len(self._headers.get(call, ())) == self._world
@@ -198,13 +216,14 @@ class Bridge:
     def agree(self, call: int, signatures: Sequence[int], deadline: int) -> Outcome:
         until = time.monotonic() + _SLICE
         with self._changed:
-            while not self._complete(call):
+            while self._starting is not None or not self._complete(call):
                 headers = self._headers.get(call, {})
-                for rank, code in self._gone.items():
-                    if rank not in headers:
-                        return (code, rank)
-                if _native.now_ns() > deadline:
-                    return (TIMEOUT, min(r for r in self._peers if r not in headers))
+                missing = [rank for rank in self._peers if rank not in headers]
+                for rank in missing:
+                    if rank in self._gone:
+                        return (self._gone[rank], rank)
+                if missing and _native.now_ns() > deadline:
+                    return (TIMEOUT, missing[0])
                 left = until - time.monotonic()
                 if left <= 0:
                     return (AGAIN, -1)
@@ -248,8 +267,7 @@ class Bridge:
             if not self._complete(call):
                 self._waiting = flight
             else:
-                with uninterrupted:
-                    self._start(flight)
+                self._start(flight, computes=True)
         return flight
 
     def _lane(self, peer: int, sends: bool) -> Lane:
@@ -261,8 +279,8 @@ class Bridge:
 
     def cancel(self, flight: Flight) -> None:
         with self._changed:
-            self._waiting = None
-        flight.cancelled = True
+            self._waiting = self._starting = None
+            flight.cancelled = True
         if flight.inner is not None:
             self.inner.cancel(flight.inner)
 
@@ -368,10 +386,12 @@ class Bridge:
         self.inner.leave()
         if not self.transport.aborted:
             self._send(_BYE, 0, b"")
-            for work in self._sent[-1][1]:
+            self._poster.close()
+            for work in self._sent[-1][1] if self._sent else ():
                 with suppress(RuntimeError):
                     wait(work, 1.0)
         self.transport.abort()
+        self._poster.close(wait=False)
         for listener in self._listeners:
             listener.join(timeout=5.0)
         for (peer, _), lane in self._lanes.items():

@@ -63,7 +63,10 @@ class NetworkProgram:
 
 
 class Lane:
-    """A thread that runs jobs one after the other."""
+    """A thread that runs jobs one after the other. Transfers are posted by such threads: gloo holds
+    a lock then, and its own thread, if it wakes on the same core, spins on it until the next tick.
+    It takes the core from a compute thread, but not from one that is as responsive and has just
+    begun to run."""
 
     def __init__(self, name: str) -> None:
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
