@@ -127,6 +127,7 @@ def test_ranks_that_disagree_all_hear_it_and_go_on(on_hosts):
         (_direct, "adaptive@dma"),
         (_in_kernel, "fused"),
         (_collective, "several machines"),
+        (_tuned, "one machine"),
     ):
         for outcome in pool.outcomes(function):
             assert isinstance(outcome.error, Unsupported), outcome.trace
@@ -141,6 +142,10 @@ def _bad_input():
 
 def _collective():
     weft.all_reduce(torch.ones(3))
+
+
+def _tuned():
+    weft.tune(lambda: check_call(8, 4, 4))
 
 
 def _in_kernel():

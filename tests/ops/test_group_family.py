@@ -67,6 +67,21 @@ def test_slices_of_lookups_leave_as_they_are_ready(flat):
     flat(3).run(_sliced)
 
 
+def _without_gradients():
+    """Other threads than the caller's touch its tensors, and they follow gradients."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    x = torch.arange(24.0).view(4, 6).requires_grad_()
+    w = torch.ones(6, 2, requires_grad=True)
+    for schedule in ("auto", "auto", "uniform-fused-2d", "adaptive:2"):
+        with torch.no_grad():
+            y = weft.all_gather_matmul(x, w, schedule=schedule)
+        assert torch.equal(y, (x @ w).detach().repeat(world, 1)), (schedule, rank)
+
+
+def test_tensors_that_require_gradients_under_no_grad(flat):
+    flat(2).run(_without_gradients)
+
+
 # -- few bytes travel with headers -----------------------------------------------------------------
 
 

@@ -303,8 +303,9 @@ def view_of(whole: torch.Tensor, region: Region) -> torch.Tensor:
 
 
 def bytes_of(matrix: torch.Tensor) -> Payload:
-    """A matrix as bytes. numpy copies them: threads of torch would take cores from compute."""
-    return matrix.view(torch.uint8).numpy()
+    """A matrix as bytes. numpy copies them: threads of torch would take cores from compute. No
+    gradients: whether they are followed differs from thread to thread."""
+    return matrix.detach().view(torch.uint8).numpy()
 
 
 def _meaning(failure: RuntimeError) -> int:
