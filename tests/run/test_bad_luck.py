@@ -18,8 +18,8 @@ import weft
 from weft import PeerLost, Timeout
 
 WITHIN = 4.0
-"""Seconds after the death of a rank in which every other rank must know: a twentieth is usual, and a
-machine that is busy with other things may take long. The calls last ten times as long, and deadlines
+"""Seconds after the death of a rank in which every other rank must know: a twentieth is usual, and
+a machine that is busy with other things may take long. Calls last ten times as long, and deadlines
 five times, so that nothing but hearing of it can end them in time."""
 
 
