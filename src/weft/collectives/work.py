@@ -36,7 +36,7 @@ class Receipt:
     ) -> None:
         self._channel = channel
         self._message = message
-        self._tensor = tensor  # stays alive while it may be touched
+        self._tensor = tensor
         self._what = what
 
     def done(self) -> bool:
