@@ -30,7 +30,8 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass
 class Outcome:
-    """What became of a function on one rank, and when it was known here (time.monotonic)."""
+    """What became of a function on one rank, and when: the moment at which the rank was through
+    with it, or at which its death was seen here (time.monotonic, one clock for all processes)."""
 
     value: object = None
     error: BaseException | None = None
@@ -67,8 +68,7 @@ class Job:
                     outcome = pipe.recv()
                 except (EOFError, ConnectionResetError):
                     self._pool.broken = True
-                    outcome = Outcome(died=True)
-                outcome.at = time.monotonic()
+                    outcome = Outcome(died=True, at=time.monotonic())
                 self._outcomes[rank] = outcome
         return [self._outcomes[rank] for rank in sorted(self._outcomes)]
 
@@ -182,6 +182,8 @@ def _rank_main(
     rank: int, world: int, port: int, pipe: Connection, environment: dict[str, str]
 ) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    # Tests started in the background of a shell ignore interrupts, and their children inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ["WEFT_DEADLINE"] = str(DEADLINE)
     os.environ.update(environment)
     import torch
@@ -196,12 +198,14 @@ def _rank_main(
         except (EOFError, ConnectionResetError):
             break
         try:
-            outcome = Outcome(value=function(*arguments))
+            value = function(*arguments)
+            outcome = Outcome(value=value, at=time.monotonic())
         except SystemExit:
             break
         except BaseException as error:
+            moment = time.monotonic()
             trace = traceback.format_exc()
-            outcome = Outcome(error=error.with_traceback(None), trace=trace)
+            outcome = Outcome(error=error.with_traceback(None), trace=trace, at=moment)
         try:
             pipe.send(outcome)
         except BrokenPipeError:

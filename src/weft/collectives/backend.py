@@ -405,6 +405,7 @@ class WeftGroup(dist.ProcessGroup):
             int(channel.patience * 1e9),
             True,
         )
+        channel.keep_message(message, moved)
         whom = "any rank" if peer < 0 else f"rank {peer}"
         what = f"send to {whom}" if sends else f"receive from {whom}"
         call.pending.append(Receipt(channel, message, moved, what))

@@ -51,6 +51,7 @@ class Channel:
         self.group_ref, self.pid = fabric.group_ref, fabric.pid
         self._alike = self.native.alike
         self._under_way: deque[tuple[_native.Job, Any]] = deque()
+        self._messages: list[tuple[_native.Message, torch.Tensor]] = []
 
     # -- starting ----------------------------------------------------------------------------------
 
@@ -190,6 +191,12 @@ class Channel:
         while under_way and under_way[0][0].done:
             under_way.popleft()
         under_way.append((job, tensors))
+
+    def keep_message(self, message: _native.Message, tensor: torch.Tensor) -> None:
+        """Keeps the tensor of a message alive while it is under way, for nobody may wait for it."""
+        self._messages = [kept for kept in self._messages if not kept[0].done]
+        if not message.done:
+            self._messages.append((message, tensor))
 
     # -- ending ------------------------------------------------------------------------------------
 
