@@ -81,6 +81,8 @@ bool Messages::open() const {
 void Messages::end(Message& message, Outcome outcome) {
   message.outcome = outcome;
   message.done.store(true);
+  // Whoever works at messages ends those of other threads of this rank too, and they may sleep.
+  area_.head(rank_).bell.ring();
 }
 
 void Messages::abort() {
@@ -96,18 +98,25 @@ void Messages::abort() {
   area_.head(rank_).bell.ring();
 }
 
+// Whether a message from a peer, or from any (-1), can still come.
 Outcome Messages::check_peer(int peer) {
   Heap& heap = fabric_.heap();
+  Outcome gone;
+  int there = world_ - 1;
   for (int r = 0; r < world_; ++r) {
     if (r == rank_ || (peer >= 0 && r != peer)) continue;
     const bool left = heap.control(r).left.load();
     if (heap.ended(r) && !left) return {Code::peer_lost, r};
-    if (peer < 0) continue;  // another one may still send
-    if (left) return {Code::peer_left, r};
-    if (area_.head(r).failed.value.load() != 0 || heap.control(r).failed.load() != 0)
-      return {Code::peer_failed, r};
+    if (left) {
+      gone = {Code::peer_left, r};
+    } else if (area_.head(r).failed.value.load() != 0 || heap.control(r).failed.load() != 0) {
+      gone = {Code::peer_failed, r};
+    } else {
+      continue;
+    }
+    --there;
   }
-  return {};
+  return peer >= 0 || there == 0 ? gone : Outcome{};  // of any, another one may still send
 }
 
 // -- work, with the lock held ---------------------------------------------------------------------

@@ -14,7 +14,6 @@ from weft.fabric import _native
 
 Parameters = ParamSpec("Parameters")
 Value = TypeVar("Value")
-_TENSOR, _STRIDED = torch.Tensor, torch.strided
 Given = torch.Tensor | Handle[torch.Tensor]
 
 
@@ -34,11 +33,6 @@ def checked(
     except (TypeError, ValueError, RuntimeError) as error:
         channel.refuse(error, background)
         raise Unsupported(str(error)) from None
-
-
-def plain(x: object) -> bool:
-    """Whether a tensor can be moved without a further look: the quick way of most calls."""
-    return type(x) is _TENSOR and x.is_cpu and x.layout is _STRIDED and x.is_contiguous()
 
 
 def check_input(x: object, name: str = "x") -> torch.Tensor:

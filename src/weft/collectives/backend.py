@@ -396,15 +396,7 @@ class WeftGroup(dist.ProcessGroup):
         if not -1 <= peer < self.size() or (sends and peer < 0):
             raise Unsupported(f"there is no rank {peer} in a group of {self.size()}")
         moved = call.source(tensor) if sends else call.target(tensor)
-        message = channel.fabric.messages.start(
-            sends,
-            peer,
-            tag,
-            moved.data_ptr(),
-            moved.nbytes,
-            int(channel.patience * 1e9),
-            True,
-        )
+        message = channel.message(sends, peer, tag, moved)
         whom = "any rank" if peer < 0 else f"rank {peer}"
         what = f"send to {whom}" if sends else f"receive from {whom}"
         call.pending.append(Receipt(channel, message, moved, what))
