@@ -68,8 +68,13 @@ def all_to_all(
     `out=x` is in place, where as much comes from each rank as goes to it.
     """
     channel = channels.of(group)
-    plain = out is not None and not async_op and in_splits is out_splits is None and engine == "dma"
-    if plain and channel.quick(ALL_TO_ALL, x, out):
+    if (
+        out is not None
+        and not async_op
+        and in_splits is out_splits is None
+        and engine == "dma"
+        and channel.quick(ALL_TO_ALL, x, out)
+    ):
         return out
     x, into, sent, got = checked(
         channel, async_op, _exchanged, channel, x, in_splits, out_splits, out, engine

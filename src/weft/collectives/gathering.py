@@ -67,8 +67,13 @@ def all_gather(
     leaves the core while a paced link is busy, `cores` holds it.
     """
     channel = channels.of(group)
-    plain = out is not None and not async_op and sizes is None and engine == "dma"
-    if plain and channel.quick(ALL_GATHER, x, out):
+    if (
+        out is not None
+        and not async_op
+        and sizes is None
+        and engine == "dma"
+        and channel.quick(ALL_GATHER, x, out)
+    ):
         return out
     x, out, counts = checked(channel, async_op, _gathered, channel, x, sizes, out, True, engine)
     if counts is None:
@@ -141,8 +146,13 @@ def broadcast(
     """
     channel = channels.of(group)
     known = type(root) is int and 0 <= root < channel.world
-    plain = known and out is not None and not async_op and engine == "dma"
-    if plain and channel.quick(BROADCAST, x, out, root=root):
+    if (
+        out is not None
+        and not async_op
+        and engine == "dma"
+        and known
+        and channel.quick(BROADCAST, x, out, root=root)
+    ):
         return out
     x, out = checked(channel, async_op, _broadcast, channel, x, root, out, engine)
     job = channel.alike(BROADCAST, x, out, x.nbytes, root=root, engine=engine, background=async_op)

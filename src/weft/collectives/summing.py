@@ -67,8 +67,13 @@ def all_reduce(
     is in place. Every rank adds a part of it and passes the sums on as they are made.
     """
     channel = channels.of(group)
-    plain = out is not None and not async_op and op == "sum" and engine == "dma"
-    if plain and channel.quick(ALL_REDUCE, x, out):
+    if (
+        out is not None
+        and not async_op
+        and op == "sum"
+        and engine == "dma"
+        and channel.quick(ALL_REDUCE, x, out)
+    ):
         return out
     x, out, number = checked(channel, async_op, _reduced, x, op, out, engine)
     job = channel.alike(
@@ -118,8 +123,14 @@ def reduce_scatter(
     `sizes` says. out: may be this rank's rows of x (in place). op: as for `all_reduce`.
     """
     channel = channels.of(group)
-    plain = out is not None and not async_op and sizes is None and op == "sum" and engine == "dma"
-    if plain and channel.quick(REDUCE_SCATTER, x, out):
+    if (
+        out is not None
+        and not async_op
+        and sizes is None
+        and op == "sum"
+        and engine == "dma"
+        and channel.quick(REDUCE_SCATTER, x, out)
+    ):
         return out
     x, into, number, counts = checked(
         channel, async_op, _reduce_scattered, channel, x, op, sizes, out, engine
