@@ -8,14 +8,13 @@
 
 namespace weft {
 
-Channel::Channel(Fabric& fabric, int64_t spin_ns, bool crowded, std::vector<int> pids)
+Channel::Channel(Fabric& fabric, int64_t spin_ns, bool crowded)
     : fabric_(fabric),
       rank_(fabric.heap().rank()),
       world_(fabric.heap().world()),
       area_{fabric.heap().channels(), world_},
       spin_ns_(spin_ns),
       crowded_(crowded),
-      pids_(std::move(pids)),
       posted_(1 + world_),
       taken_shared_(world_),
       taken_pair_(world_) {}

@@ -4,8 +4,7 @@
 // A collective starts with every rank's announcement: one cache line with the number, a hash of what
 // the rank means, and the first bytes; small messages are in the announcement whole, so that flag
 // and data come together. Larger ones follow in chunks through rings that stay in the cache: one
-// ring per rank that all peers read, and one per pair. Inputs in the heap are read in place; large
-// ones in private memory are too, through the kernel, where it allows that.
+// ring per rank that all peers read, and one per pair. Inputs in the heap are read in place.
 //
 // Whoever finishes a collective has seen all announcements of it. So nobody is two ahead of another,
 // two slots are enough, and ranks that disagree all find it out before anything is written.
@@ -36,8 +35,7 @@ struct Facts {
 class Channel {
  public:
   // crowded: there are more ranks than cores, so a waiting one gives way instead of spinning.
-  // pids: of all ranks, where every rank may read the private memory of all others; else none.
-  Channel(Fabric& fabric, int64_t spin_ns, bool crowded, std::vector<int> pids);
+  Channel(Fabric& fabric, int64_t spin_ns, bool crowded);
   ~Channel();
 
   // An empty job, for one that ends before anybody else sees it: it is used again and again.
@@ -90,7 +88,7 @@ class Channel {
 
   uint32_t signature(const Job& job) const;
   bool small(const Job& job) const;
-  uint64_t place_of(const Job& job) const;
+  bool exposable(const Job& job) const;
   void send_pair(Job& job, int target, const char* from, uint64_t bytes);
   void send_all(Job& job, const char* from, uint64_t bytes, char* also, const uint64_t* made);
   void receive(Job& job, int source, bool shared, uint64_t offset, char* to, uint64_t bytes);
@@ -105,7 +103,6 @@ class Channel {
   ChannelArea area_;
   int64_t spin_ns_;
   bool crowded_;
-  std::vector<int> pids_;
   uint64_t number_ = 0;
   std::vector<uint64_t> posted_;                     // by ring of this rank: 0 is the shared one
   std::vector<uint64_t> taken_shared_, taken_pair_;  // by source

@@ -56,20 +56,15 @@ bool Channel::small(const Job& job) const {
   }
 }
 
-// Where peers can read the input as it lies, for an announcement; `kInRings` where they cannot.
-uint64_t Channel::place_of(const Job& job) const {
+// Whether the input can be read by peers where it is.
+bool Channel::exposable(const Job& job) const {
+  if (job.in.empty() || !fabric_.heap().contains(job.in[0].data)) return false;
   const char* next = job.in[0].data;
-  uint64_t most = 0;
   for (const Piece& piece : job.in) {
-    if (piece.bytes && piece.data != next) return kInRings;
+    if (piece.bytes && piece.data != next) return false;
     next += piece.bytes;
-    most = std::max(most, piece.bytes);
   }
-  const Heap& heap = fabric_.heap();
-  const char* begin = job.in[0].data;
-  if (heap.contains(begin)) return uint64_t(begin - heap.base(rank_)) * 4 + kInPlace;
-  if (pids_.empty() || reduces(job.kind) || most < kOneCopyBytes) return kInRings;
-  return reinterpret_cast<uint64_t>(begin) * 4 + kPrivate;
+  return true;
 }
 
 void Channel::announce(Job& job) {
@@ -97,8 +92,12 @@ void Channel::announce(Job& job) {
           data += piece.bytes;
         }
     } else {
-      own.place = sends ? place_of(job) : kInRings;
-      job.exposed = own.place != kInRings;
+      own.place = kInRings;
+      job.exposed = sends && exposable(job);
+      if (job.exposed) {
+        const Heap& heap = fabric_.heap();
+        own.place = uint64_t(job.in[0].data - heap.base(rank_)) * 4 + kInPlace;
+      }
     }
   }
   own.stamp.store(job.number << 32 | signature(job), std::memory_order_release);

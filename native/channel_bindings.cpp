@@ -10,7 +10,6 @@
 
 #include "channel.h"
 #include "messages.h"
-#include "reading.h"
 #include "tensor_view.h"
 
 namespace nb = nanobind;
@@ -162,18 +161,15 @@ void bind_channel(nb::module_& m) {
       .def_ro("ended", &Facts::ended);
 
   m.def("learn_tensors", &learn_tensors, "type"_a);
-  m.def("probe", [] { return reinterpret_cast<uint64_t>(&probe); });
-  m.def("can_read", [](int pid, uint64_t address) { return can_read(pid, address); });
   m.attr("SMALL_BYTES") = kSmallBytes;
-  m.attr("ONE_COPY_BYTES") = kOneCopyBytes;
   m.attr("CHUNK_BYTES") = kChunkBytes;
 
   m.def("can_reduce",
         [](int dtype, int reduction) { return can_reduce(Dtype(dtype), Reduction(reduction)); });
 
   nb::class_<Channel>(m, "Channel")
-      .def(nb::init<Fabric&, int64_t, bool, std::vector<int>>(), "fabric"_a, "spin_ns"_a,
-           "crowded"_a, "pids"_a, nb::keep_alive<1, 2>())
+      .def(nb::init<Fabric&, int64_t, bool>(), "fabric"_a, "spin_ns"_a, "crowded"_a,
+           nb::keep_alive<1, 2>())
       .def("quick", &quick)
       .def("last", &Channel::last)
       .def(

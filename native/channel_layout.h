@@ -10,11 +10,8 @@
 namespace weft {
 
 constexpr uint64_t kSmallBytes = 32 << 10;   // what fits into an announcement
-constexpr uint64_t kChunkBytes = 128 << 10;  // a chunk in a ring
-constexpr int kRingChunks = 4;
-// From this size on, peers read a part of an input from private memory, where they may: one copy in
-// place of two, at the price of a system call and of waiting until all have read.
-constexpr uint64_t kOneCopyBytes = 512 << 10;
+constexpr uint64_t kChunkBytes = 256 << 10;  // a chunk in a ring
+constexpr int kRingChunks = 2;               // a ring is half of what a core's second cache holds
 constexpr int kMaxReaders = 64;
 constexpr uint64_t kWords = 1024;
 
@@ -45,18 +42,15 @@ struct alignas(64) Bell {
   }
 };
 
-// Where the data of an announcement is if it is elsewhere: it follows in rings, or peers read it where
-// it lies, at an offset of the rank's heap or at an address of its private memory (times 4, plus
-// which of the two; both have the bit of `kInPlace`).
-constexpr uint64_t kInRings = 1, kInPlace = 2, kPrivate = 3;
-
 // One cache line with flag and data. The stamp is the collective's number in its upper half and a
 // hash of what the rank means in its lower one.
 struct alignas(64) Announcement {
   std::atomic<uint64_t> stamp;
-  uint64_t place;  // 0: the data is here; else one of the places below
+  uint64_t place;  // 0: the data is here; 1: it follows in rings; else offset in the heap * 4 + 2
   char data[kSmallBytes + 48];  // begins in the line of its flag
 };
+
+constexpr uint64_t kInRings = 1, kInPlace = 2;
 
 struct alignas(64) Line {
   std::atomic<uint64_t> value;

@@ -4,13 +4,11 @@
 #include "channel.h"
 #include "channel_wait.h"
 #include "moving.h"
-#include "reading.h"
 
 namespace weft {
 namespace {
 
 constexpr uint64_t kStreamBytes = 4 << 20;  // results from this size on go past the cache
-constexpr uint64_t kForeignChunk = 1 << 20;  // what one system call reads
 
 // Where the part of a rank begins if bytes are shared out by whole cache lines.
 uint64_t part(uint64_t bytes, int rank, int world) {
@@ -43,15 +41,9 @@ void Channel::receive(Job& job, int source, bool shared, uint64_t offset, char* 
   r.source = source;
   r.to = to;
   r.bytes = bytes;
-  r.chunk = job.chunk;
-  if ((place & 3) == kInPlace) {
+  if (place & kInPlace) {
     r.direct = fabric_.heap().base(source) + place / 4 + offset;
     job.came[int(Way::in_place)] += bytes;
-  } else if ((place & 3) == kPrivate) {
-    r.direct = reinterpret_cast<const char*>(place / 4) + offset;
-    r.foreign = true;
-    if (!fabric_.links().paced()) r.chunk = kForeignChunk;
-    job.came[int(Way::one_copy)] += bytes;
   } else {
     r.port = shared ? Port{&area_.shared(source), &taken_shared_[source]}
                     : Port{&area_.pair(source, rank_), &taken_pair_[source]};
@@ -165,8 +157,7 @@ void Channel::prepare(Job& job) {
         r.port = {&area_.shared(s), &taken_shared_[s]};
         r.to = job.out[0].data + start(s);
         r.bytes = end(s) - start(s);
-        r.chunk = job.chunk;
-        job.came[int(Way::ring)] += r.bytes;
+              job.came[int(Way::ring)] += r.bytes;
         job.receives.push_back(r);
       });
       break;
@@ -188,7 +179,7 @@ bool Channel::send(Job& job, Sending& s) {
   if (s.also) {
     move_twice(s.also + s.at, slot, s.from + s.at, size, job.streaming);
   } else {
-    move(slot, s.from + s.at, size, false);
+    move_to_peer(slot, s.from + s.at, size);
   }
   ring.posted.value.store(count + 1, std::memory_order_release);
   *s.port.count = count + 1;
@@ -200,7 +191,7 @@ bool Channel::send(Job& job, Sending& s) {
 
 // Takes up the next chunk of a peer, and reserves its link for it.
 bool Channel::arrive(Job& job, Receiving& r) {
-  if (r.here || r.at == r.bytes || job.lost >= 0) return false;
+  if (r.here || r.at == r.bytes) return false;
   if (job.record) r.begun = now_ns();
   if (r.direct) {
     r.here = r.direct + r.at;
@@ -209,7 +200,7 @@ bool Channel::arrive(Job& job, Receiving& r) {
     if (ring.posted.value.load(std::memory_order_acquire) <= *r.port.count) return false;
     r.here = ring.chunks[*r.port.count % kRingChunks];
   }
-  const uint64_t size = std::min(r.chunk, r.bytes - r.at);
+  const uint64_t size = std::min(job.chunk, r.bytes - r.at);
   Links& links = fabric_.links();
   if (links.paced()) {
     // Back-to-back chunks follow each other on the link's own clock: a late thread is not the link's.
@@ -219,16 +210,12 @@ bool Channel::arrive(Job& job, Receiving& r) {
     r.clock = links.reserve(r.source, rank_, size, from);
     r.due = r.clock + (r.at + size == r.bytes ? links.latency() : 0);
   }
-  if (r.foreign) {
-    if (!read_private(pids_[r.source], r.to + r.at, r.here, size)) job.lost = r.source;
-  } else if (r.to) {
-    move(r.to + r.at, r.here, size, job.streaming);
-  }
+  if (r.to) move(r.to + r.at, r.here, size, job.streaming);
   return true;
 }
 
 void Channel::take(Job& job, Receiving& r) {
-  const uint64_t size = std::min(r.chunk, r.bytes - r.at);
+  const uint64_t size = std::min(job.chunk, r.bytes - r.at);
   if (job.record && r.to) job.mark(Act::copy, r.source, size, r.begun);
   ++job.chunks;
   r.at += size;
@@ -294,12 +281,7 @@ bool Channel::step(Job& job) {
 Outcome Channel::say_released(Job& job) {
   job.released = true;
   for (const Receiving& r : job.receives)
-    if (r.direct && of(r.source).failed.value.load() != 0) job.lost = r.source;
-  if (job.lost >= 0) {
-    Heap& heap = fabric_.heap();
-    const bool died = heap.ended(job.lost) && !heap.control(job.lost).left.load();
-    return {died ? Code::peer_lost : Code::peer_failed, job.lost};
-  }
+    if (r.direct && of(r.source).failed.value.load() != 0) return {Code::peer_failed, r.source};
   of(rank_).finished.value.store(job.number, std::memory_order_release);
   for (int r = 0; r < world_; ++r)  // those wait for it whose input is read where it lies
     if (r != rank_ && (announced(job, r).place & kInPlace)) of(r).bell.ring();
@@ -315,7 +297,7 @@ Outcome Channel::move_all(Job& job, bool patient) {
     return job.summed == job.sum.bytes;
   };
   for (;;) {
-    if (!job.released && (job.lost >= 0 || part_done())) {
+    if (!job.released && part_done()) {
       const Outcome outcome = say_released(job);
       if (outcome.code != Code::ok) return outcome;
     }

@@ -26,10 +26,10 @@ enum class Kind : int {
 };
 
 // How bytes of a peer came to this rank.
-enum class Way : int { announcement, ring, in_place, one_copy };
-constexpr int kWays = 4;
+enum class Way : int { announcement, ring, in_place };
+constexpr int kWays = 3;
 
-// What a rank did in a collective, for a recording. In the order of `weft.collectives.recording.ACTS`.
+// What a rank did in a collective, for a recording. In the order of `weft.collectives.telling.ACTS`.
 enum class Act : int { meet, stage, copy, sum, keep };
 
 struct Mark {
@@ -66,10 +66,8 @@ struct Receiving {
   int source;
   Port port;           // without a ring where the peer's memory is read in place
   const char* direct;  // there
-  bool foreign;        // in the peer's private memory, which only the kernel can read
   char* to;            // null where they are one term of a sum
   uint64_t bytes;
-  uint64_t chunk;
   uint64_t at = 0;
   int64_t begun = 0;           // for a recording
   const char* here = nullptr;  // the chunk that has come
@@ -100,7 +98,6 @@ struct Job {
   bool streaming = false;
   bool exposed = false;   // peers read this rank's input where it lies
   bool released = false;  // this rank has said that it reads none of theirs any more
-  int lost = -1;          // a peer whose memory could not be read
   std::vector<Sending> sends;
   std::vector<Receiving> receives;  // those without a target are terms, in the order of ranks
   Piece own;                        // this rank's term, or what it copies to itself
@@ -125,7 +122,6 @@ struct Job {
   void renew() {
     phase = Phase::start;
     uneven = withdrawn = exposed = released = streaming = record = false;
-    lost = -1;
     for (uint64_t& bytes : came) bytes = 0;
     chunks = 0;
     marks.clear();

@@ -1,5 +1,6 @@
 // Copies between cores: wide loads with prefetching, which fetch lines that another core has just
-// written faster than `rep movsb` does, and stores past the cache for results too large to stay in it.
+// written faster than `rep movsb` does; stores past the cache for results too large to stay in it; and
+// lines that another core has just read fetched back before they are written.
 #pragma once
 
 #include <algorithm>
@@ -12,9 +13,11 @@
 
 namespace weft {
 
-constexpr uint64_t kAhead = 1024;  // how far to fetch ahead, in bytes
+constexpr uint64_t kAhead = 1024;      // how far to fetch ahead what is read, in bytes
+constexpr uint64_t kAheadOwned = 512;  // and what is written and another core may hold
 
 inline void prefetch(const void* p) { __builtin_prefetch(p); }
+inline void prefetch_to_write(void* p) { __builtin_prefetch(p, 1); }
 
 #if defined(__x86_64__)
 
@@ -31,12 +34,14 @@ inline __m128i load(const char* from) {
   return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
 }
 
-// To one or two targets in one reading. Streaming needs `to` on a 16-byte boundary.
-template <bool Streaming, bool Twice>
+// To one or two targets in one reading. Streaming needs `to` on a 16-byte boundary. ToPeer: the last
+// target is memory that a peer reads, so its lines are in the peer's cache, and are fetched back ahead.
+template <bool Streaming, bool Twice, bool ToPeer = Twice>
 inline void copy_lines(char* to, char* also, const char* from, uint64_t bytes) {
   uint64_t at = 0;
   for (; at + 64 <= bytes; at += 64) {
     prefetch(from + at + kAhead);
+    if constexpr (ToPeer) prefetch_to_write((Twice ? also : to) + at + kAheadOwned);
     const __m128i a = load(from + at), b = load(from + at + 16);
     const __m128i c = load(from + at + 32), d = load(from + at + 48);
     store<Streaming>(to + at, a);
@@ -72,7 +77,12 @@ inline void move(char* to, const char* from, uint64_t bytes, bool streaming) {
   }
 }
 
-// To a target and, cached, to a second one.
+// To memory that a peer reads.
+inline void move_to_peer(char* to, const char* from, uint64_t bytes) {
+  copy_lines<false, false, true>(to, nullptr, from, bytes);
+}
+
+// To a target and, cached, to memory that a peer reads.
 inline void move_twice(char* to, char* also, const char* from, uint64_t bytes, bool streaming) {
   const uint64_t head = std::min(bytes, to_boundary(to));
   std::memcpy(to, from, head);
@@ -87,6 +97,8 @@ inline void move_twice(char* to, char* also, const char* from, uint64_t bytes, b
 #else
 
 inline void move(char* to, const char* from, uint64_t bytes, bool) { std::memcpy(to, from, bytes); }
+
+inline void move_to_peer(char* to, const char* from, uint64_t bytes) { std::memcpy(to, from, bytes); }
 
 inline void move_twice(char* to, char* also, const char* from, uint64_t bytes, bool) {
   std::memcpy(to, from, bytes);

@@ -27,7 +27,6 @@ WAYS: dict[str, str] = {
     "announcement": "up to {small} travel with the announcement: flag and data in one line",
     "ring": "in chunks of {chunk} through rings that stay in the cache",
     "in place": "the input is symmetric memory, which peers read where it lies",
-    "one copy": "from {one_copy} on peers read private memory where it lies, through the kernel",
 }
 """How bytes can come, in the order of the native ways, and why they came so."""
 
@@ -65,7 +64,6 @@ def explain_last(native: _native.Channel, world: int) -> tuple[float, Explanatio
     sizes = {
         "small": _size(_native.SMALL_BYTES),
         "chunk": _size(_native.CHUNK_BYTES),
-        "one_copy": _size(_native.ONE_COPY_BYTES),
     }
     by_way = {way: n for way, n in zip(WAYS, facts.came, strict=True) if n}
     seconds = (facts.ended - facts.started) * _NS

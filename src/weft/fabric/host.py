@@ -46,10 +46,6 @@ class _Card:
     fd: int
     version: str
     span: int
-    probe: int
-    """Where in its private memory peers may try whether they can read it."""
-    reads: bool = False
-    """Whether it can read the private memory of all others."""
     error: str = ""
 
 
@@ -81,11 +77,9 @@ class HostFabric:
         self._shared: dict[tuple[str, int], Shared] = {}
         self._workspace = torch.empty(0, dtype=torch.uint8)
         self.landings = Landings()
-        self.readable: list[int] = []
-        """The processes of all ranks, where each can read the private memory of all others."""
         self.native = self._introduce()
         crowded = (os.cpu_count() or 1) < self.world
-        self.channel = _native.Channel(self.native, SPIN_NS, crowded, self.readable)
+        self.channel = _native.Channel(self.native, SPIN_NS, crowded)
         self.messages = _native.Messages(self.native, SPIN_NS, crowded)
         self.closed = False
         link = os.environ.get("WEFT_LINK")
@@ -115,7 +109,7 @@ class HostFabric:
                 fd = _native.create_heap(self.world, span)
             except (RuntimeError, OSError) as failure:
                 error = str(failure)
-        own = _Card(_machine(), self.pid, fd, _native.VERSION, span, _native.probe(), error=error)
+        own = _Card(_machine(), self.pid, fd, _native.VERSION, span, error)
         try:
             cards = self._exchange(own, "cards")
             _check_cards(cards)
@@ -136,15 +130,9 @@ class HostFabric:
                     native.watch(rank, os.pidfd_open(card.pid))
         except (RuntimeError, OSError) as failure:
             error = f"cannot share memory with rank 0: {failure}"
-        reads = os.environ.get("WEFT_ONE_COPY", "1") != "0" and all(
-            _native.can_read(card.pid, card.probe) for card in cards
-        )
         # A second round, so that every rank has opened the memory or all know that one could not.
-        opened = self._exchange(replace(own, reads=reads, error=error), "opened")
-        _check_cards(opened)
+        _check_cards(self._exchange(replace(own, error=error), "opened"))
         assert native is not None
-        if all(card.reads for card in opened):
-            self.readable = [card.pid for card in opened]
         return native
 
     def _exchange(self, card: _Card, what: str) -> list[_Card]:
