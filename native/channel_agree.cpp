@@ -88,7 +88,7 @@ void Channel::announce(Job& job) {
     if (small(job)) {
       if (sends)
         for (const Piece& piece : job.in) {
-          move(data, piece.data, piece.bytes, false);
+          move_to_peer(data, piece.data, piece.bytes);
           data += piece.bytes;
         }
     } else {

@@ -170,7 +170,8 @@ void bind_channel(nb::module_& m) {
   nb::class_<Channel>(m, "Channel")
       .def(nb::init<Fabric&, int64_t, bool>(), "fabric"_a, "spin_ns"_a, "crowded"_a,
            nb::keep_alive<1, 2>())
-      .def("quick", &quick)
+      .def("quick", &quick, "kind"_a, "x"_a.none(), "out"_a.none(), "reduction"_a, "root"_a,
+           "patience"_a)
       .def("last", &Channel::last)
       .def(
           "alike",  // a collective in which all ranks have the same sizes, in one call where quick

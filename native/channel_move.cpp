@@ -8,7 +8,7 @@
 namespace weft {
 namespace {
 
-constexpr uint64_t kStreamBytes = 4 << 20;  // results from this size on go past the cache
+constexpr uint64_t kStreamBytes = 8 << 20;  // results from this size on go past the cache
 
 // Where the part of a rank begins if bytes are shared out by whole cache lines.
 uint64_t part(uint64_t bytes, int rank, int world) {

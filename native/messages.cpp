@@ -141,7 +141,7 @@ bool Messages::push(int target) {
     char* slot = ring.chunks[count % kRingChunks];
     const uint64_t size = std::min(kRoom, message.bytes - message.at);
     *reinterpret_cast<Envelope*>(slot) = {message.tag, message.bytes};
-    move(slot + sizeof(Envelope), message.data + message.at, size, false);
+    move_to_peer(slot + sizeof(Envelope), message.data + message.at, size);
     ring.posted.value.store(++count, std::memory_order_release);
     area_.head(target).bell.ring();
     message.at += size;

@@ -59,6 +59,16 @@ Dtype dtype_of(const DlTensor& tensor) {
   }
 }
 
+// Whether a tensor is the negative of what its memory holds. Such views are imaginary parts of
+// conjugates: of more than one element they are never contiguous.
+bool is_negated(PyObject* object) {
+  PyObject* answer = PyObject_CallMethod(object, "is_neg", nullptr);
+  if (answer == nullptr) PyErr_Clear();
+  const bool negated = answer != Py_False;
+  Py_XDECREF(answer);
+  return negated;
+}
+
 }  // namespace
 
 bool learn_tensors(nanobind::handle type) {
@@ -96,7 +106,7 @@ bool view(nanobind::handle object, TensorView& into) {
     if (tensor.shape[d] != 1 && tensor.strides != nullptr && tensor.strides[d] != count) return false;
     count *= tensor.shape[d];
   }
-  if (count == 0) return false;
+  if (count == 0 || (count == 1 && is_negated(object.ptr()))) return false;
   into.data = static_cast<char*>(tensor.data) + tensor.byte_offset;
   into.dimensions = tensor.dimensions;
   into.shape = tensor.shape;

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
+from weft import fabric as fabrics
 from weft.collectives import channel as channels
 from weft.collectives.channel import Channel, check_reduction
 from weft.collectives.handle import Handle
@@ -179,7 +180,8 @@ class WeftGroup(dist.ProcessGroup):
         return self.store
 
     def shutdown(self) -> None:
-        """Nothing to do: the fabric closes when torch.distributed has forgotten the group."""
+        """What torch.distributed calls when it destroys the group."""
+        fabrics.close(self)
 
     def abort(self) -> None:
         channels.of(self).fabric.give_up(Error(f"rank {self.rank()} aborted the group"))

@@ -46,11 +46,13 @@ class CollectiveExplanation(Explanation):
         moved = ", ".join(
             f"{_size(n)} by {engine} in {chunks}" for engine, n in self.bytes_by_engine.items() if n
         )
+        us = self.seconds * 1e6
+        took = f"{us:.1f} us" if us < 1000 else f"{us / 1000:.3f} ms"
         return "\n".join(
             [
                 self.operation,
                 f"  way        {self.schedule} ({self.why})",
-                f"  took       {self.seconds * 1e6:.1f} us",
+                f"  took       {took}",
                 f"  moved      {moved or 'nothing'} to this rank",
             ]
         )
@@ -111,9 +113,9 @@ def _title(facts: _native.Facts, world: int) -> str:
     if name in ("all_reduce", "reduce_scatter", "reduce"):
         name += f" ({REDUCTIONS[facts.reduction]})"
     dtype = _NAMES.get(facts.dtype, f"{facts.item}-byte elements")
-    given = max(facts.bytes_in, 0) // max(1, facts.item)
-    made = facts.bytes_out // max(1, facts.item)
-    return f"{name} of {given} to {made} {dtype} over {world} ranks"
+    given, made = facts.bytes_in // max(1, facts.item), facts.bytes_out // max(1, facts.item)
+    into = f" into {made}" if made != given else ""
+    return f"{name} of {given} {dtype}{into} over {world} ranks"
 
 
 def _size(num_bytes: int) -> str:
