@@ -32,6 +32,15 @@ struct Facts {
   int64_t started = 0, ended = 0;
 };
 
+// Sizes that say how bytes move. `weft bench channel` measures others beside these; all ranks of a
+// group have the same, and change them only when no collective is under way.
+struct Tuning {
+  uint64_t small = kSmallBytes;  // what travels with an announcement, at most as much as fits
+  uint64_t chunk = kChunkBytes;  // of a ring, which holds a whole number of them
+  uint64_t stream = 8 << 20;     // results from this size on go past the cache
+  uint64_t slots() const { return kRingBytes / chunk; }
+};
+
 class Channel {
  public:
   // crowded: there are more ranks than cores, so a waiting one gives way instead of spinning.
@@ -56,6 +65,7 @@ class Channel {
   // Ranks that have not announced themselves in a job, or not finished it.
   std::vector<int> late(const Job& job);
   Facts last();
+  void tune(const Tuning& tuning) { tuning_ = tuning; }
 
   int rank() const { return rank_; }
   int world() const { return world_; }
@@ -103,6 +113,7 @@ class Channel {
   ChannelArea area_;
   int64_t spin_ns_;
   bool crowded_;
+  Tuning tuning_;
   uint64_t number_ = 0;
   std::vector<uint64_t> posted_;                     // by ring of this rank: 0 is the shared one
   std::vector<uint64_t> taken_shared_, taken_pair_;  // by source

@@ -25,6 +25,7 @@ uint32_t Channel::signature(const Job& job) const {
   mix(reduces(job.kind) ? uint64_t(job.reduction) : 0);
   mix(uint64_t(job.root) << 1 | job.uneven);
   mix(job.chunk);
+  mix(tuning_.small);
   for (const uint64_t size : job.sizes) mix(size);
   return uint32_t(hash >> 32) | 1;
 }
@@ -42,15 +43,15 @@ bool Channel::small(const Job& job) const {
     case Kind::gather:
     case Kind::broadcast:
     case Kind::reduce:
-      return most <= kSmallBytes;
+      return most <= tuning_.small;
     case Kind::all_reduce:  // every rank adds everything
-      return most <= kSmallBytes && most * uint64_t(world_ - 1) <= 2 * kSmallBytes;
+      return most <= tuning_.small && most * uint64_t(world_ - 1) <= 2 * tuning_.small;
     case Kind::reduce_scatter:
     case Kind::scatter:
-      return sum <= kSmallBytes;
+      return sum <= tuning_.small;
     case Kind::all_to_all:
-      if (job.uneven) return total(job.in) + 16 * uint64_t(world_) <= kSmallBytes;
-      return most * uint64_t(world_) <= kSmallBytes;
+      if (job.uneven) return total(job.in) + 16 * uint64_t(world_) <= tuning_.small;
+      return most * uint64_t(world_) <= tuning_.small;
     default:
       return true;
   }
@@ -72,7 +73,7 @@ void Channel::announce(Job& job) {
   job.started = now_ns();
   job.deadline = job.started + job.patience;
   const Links& links = fabric_.links();
-  job.chunk = std::min<uint64_t>(kChunkBytes, links.piece_bytes() / 64 * 64);
+  job.chunk = std::min<uint64_t>(tuning_.chunk, links.piece_bytes() / 64 * 64);
   Announcement& own = of(rank_).announcements[job.number % 2];
   char* data = own.data;
   own.place = 0;

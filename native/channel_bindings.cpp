@@ -163,6 +163,7 @@ void bind_channel(nb::module_& m) {
   m.def("learn_tensors", &learn_tensors, "type"_a);
   m.attr("SMALL_BYTES") = kSmallBytes;
   m.attr("CHUNK_BYTES") = kChunkBytes;
+  m.attr("STREAM_BYTES") = Tuning{}.stream;
 
   m.def("can_reduce",
         [](int dtype, int reduction) { return can_reduce(Dtype(dtype), Reduction(reduction)); });
@@ -173,6 +174,13 @@ void bind_channel(nb::module_& m) {
       .def("quick", &quick, "kind"_a, "x"_a.none(), "out"_a.none(), "reduction"_a, "root"_a,
            "patience"_a)
       .def("last", &Channel::last)
+      .def("tune",
+           [](Channel& c, uint64_t small, uint64_t chunk, uint64_t stream) {
+             const bool lines = chunk > 0 && chunk % 64 == 0 && small % 64 == 0;
+             if (!lines || chunk > kChunkBytes || small > kSmallBytes)
+               throw nb::value_error("small and chunk must be whole lines, and fit");
+             c.tune({small, chunk, stream});
+           })
       .def(
           "alike",  // a collective in which all ranks have the same sizes, in one call where quick
           [](Channel& c, int kind, int dtype, int item, int reduction, int root, bool holds_core,

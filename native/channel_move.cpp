@@ -8,8 +8,6 @@
 namespace weft {
 namespace {
 
-constexpr uint64_t kStreamBytes = 8 << 20;  // results from this size on go past the cache
-
 // Where the part of a rank begins if bytes are shared out by whole cache lines.
 uint64_t part(uint64_t bytes, int rank, int world) {
   const uint64_t lines = (bytes + 63) / 64;
@@ -53,7 +51,7 @@ void Channel::receive(Job& job, int source, bool shared, uint64_t offset, char* 
 }
 
 void Channel::prepare(Job& job) {
-  job.streaming = total(job.out) >= kStreamBytes;
+  job.streaming = total(job.out) >= tuning_.stream;
   const auto keep = [&](const Piece& from, const Piece& to) {
     if (from.data == to.data) return;
     job.own = from;
@@ -173,8 +171,8 @@ bool Channel::send(Job& job, Sending& s) {
   if (s.made && *s.made < s.at + size) return false;
   Ring& ring = *s.port.ring;
   for (const int r : s.readers)
-    if (ring.taken[r].value.load(std::memory_order_acquire) + kRingChunks <= count) return false;
-  char* slot = ring.chunks[count % kRingChunks];
+    if (ring.taken[r].value.load(std::memory_order_acquire) + tuning_.slots() <= count) return false;
+  char* slot = ring.bytes + count % tuning_.slots() * tuning_.chunk;
   const int64_t begun = job.record ? now_ns() : 0;
   if (s.also) {
     move_twice(s.also + s.at, slot, s.from + s.at, size, job.streaming);
@@ -198,7 +196,7 @@ bool Channel::arrive(Job& job, Receiving& r) {
   } else {
     Ring& ring = *r.port.ring;
     if (ring.posted.value.load(std::memory_order_acquire) <= *r.port.count) return false;
-    r.here = ring.chunks[*r.port.count % kRingChunks];
+    r.here = ring.bytes + *r.port.count % tuning_.slots() * tuning_.chunk;
   }
   const uint64_t size = std::min(job.chunk, r.bytes - r.at);
   Links& links = fabric_.links();

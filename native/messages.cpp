@@ -138,7 +138,7 @@ bool Messages::push(int target) {
     uint64_t& count = posted_[target];
     if (ring.taken[target].value.load(std::memory_order_acquire) + kRingChunks <= count)
       return moved;
-    char* slot = ring.chunks[count % kRingChunks];
+    char* slot = ring.bytes + count % kRingChunks * kChunkBytes;
     const uint64_t size = std::min(kRoom, message.bytes - message.at);
     *reinterpret_cast<Envelope*>(slot) = {message.tag, message.bytes};
     move_to_peer(slot + sizeof(Envelope), message.data + message.at, size);
@@ -206,7 +206,7 @@ bool Messages::pull(int source) {
       continue;
     }
     if (ring.posted.value.load(std::memory_order_acquire) <= taken_[source]) return moved;
-    const char* slot = ring.chunks[taken_[source] % kRingChunks];
+    const char* slot = ring.bytes + taken_[source] % kRingChunks * kChunkBytes;
     const Envelope& envelope = *reinterpret_cast<const Envelope*>(slot);
     if (!coming) {
       coming = match(source, envelope.tag);

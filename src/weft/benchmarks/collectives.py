@@ -28,7 +28,7 @@ WORLDS = (2, 4)
 KIB = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)
 """Bytes of each rank's input."""
 KINDS = ("all_gather", "all_reduce", "all_to_all")
-ROUNDS = 3
+ROUNDS = 5
 MPI_SECONDS = 60.0
 
 Times = dict[str, dict[tuple[str, int], float]]
