@@ -271,8 +271,10 @@ def of(group: dist.ProcessGroup | None = None) -> Channel:
     """The channel of a group (None: of all ranks)."""
     key = id(group)
     known = _known.get(key)
-    if known is not None and known.group_ref() is (_world.default_pg if group is None else group):
-        return known
+    if known is not None:
+        alive = known.group_ref()
+        if alive is not None and alive is (_world.default_pg if group is None else group):
+            return known
     found = _known[key] = _find(group)
     return found
 
@@ -291,7 +293,7 @@ def _find(group: dist.ProcessGroup | None) -> Channel:
 
 
 def _explain_last() -> tuple[float, explain.Explanation] | None:
-    told = [telling.explain_last(c.native, c.world) for c in _channels.values()]
+    told = [telling.explain_last(c.native, c.world) for c in list(_channels.values())]
     return max((one for one in told if one is not None), key=lambda one: one[0], default=None)
 
 
