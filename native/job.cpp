@@ -24,7 +24,8 @@ const char* name_of(Reduction reduction) {
 }
 
 std::string elements(const Job& job) {
-  const auto count = [&](uint64_t bytes) { return std::to_string(bytes / std::max<uint64_t>(1, job.item)); };
+  const uint64_t item = std::max<uint64_t>(1, job.item);
+  const auto count = [&](uint64_t bytes) { return std::to_string(bytes / item); };
   if (job.sizes.empty()) return "";
   const bool alike = std::all_of(job.sizes.begin(), job.sizes.end(),
                                  [&](uint64_t size) { return size == job.sizes[0]; });

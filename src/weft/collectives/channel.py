@@ -112,7 +112,7 @@ class Channel:
             return None
         if recording is not None:
             total = source.nbytes if source is not None else num_bytes
-            telling.recorder(recording, kind, total, self.rank, self.world)(job)
+            telling.keep(recording, job, kind, total, self.rank, self.world)
         if background:
             self._keep(job, (source, target))
             return job
@@ -159,7 +159,7 @@ class Channel:
             recording is not None,
         )
         if recording is not None:
-            telling.recorder(recording, kind, sum(in_sizes), self.rank, self.world)(job)
+            telling.keep(recording, job, kind, sum(in_sizes), self.rank, self.world)
         if background:
             self._keep(job, (*sources, *targets))
             return job

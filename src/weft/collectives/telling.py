@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from weft.collectives.kinds import DTYPES, KINDS, REDUCTIONS
@@ -82,17 +81,13 @@ def explain_last(native: _native.Channel, world: int) -> tuple[float, Explanatio
     )
 
 
-def recorder(
-    recording: record.Recording, kind: int, num_bytes: int, rank: int, world: int
-) -> Callable[[_native.Job], None]:
-    """What keeps a job's spans: at once if it is over, else as soon as it is."""
+def keep(
+    recording: record.Recording, job: _native.Job, kind: int, num_bytes: int, rank: int, world: int
+) -> None:
+    """Puts a job's spans into a recording: at once if it is over, else as soon as it is."""
     title = f"{KINDS[kind]} of {_size(num_bytes)} over {world} ranks"
-
-    def keep(job: _native.Job) -> None:
-        recording.reserve(title, lambda: _timeline(job, rank, title) if job.done else None)
-        recording.settle()
-
-    return keep
+    recording.reserve(title, lambda: _timeline(job, rank, title) if job.done else None)
+    recording.settle()
 
 
 def _timeline(job: _native.Job, rank: int, title: str) -> Timeline:
@@ -100,9 +95,8 @@ def _timeline(job: _native.Job, rank: int, title: str) -> Timeline:
     for act, peer, num_bytes, start, end in job.marks:
         task, kind = ACTS[act]
         lane = f"engine {peer}" if kind == COMMUNICATION else LANE
-        spans.append(
-            Span(rank, lane, task.format(peer), kind, start * _NS, end * _NS, num_bytes, 0)
-        )
+        name = task.format(peer)
+        spans.append(Span(rank, lane, name, kind, start * _NS, end * _NS, num_bytes))
     return Timeline(tuple(spans), title)
 
 
