@@ -45,6 +45,15 @@ def of(group: dist.ProcessGroup | None = None) -> HostFabric:
     return fabric
 
 
+def close(group: dist.ProcessGroup) -> None:
+    """Leaves a group, if its fabric is open: peers that wait for this rank hear it at once."""
+    with _changing:
+        fabric = _open.get(id(group))
+        if fabric is not None and fabric.group_ref() is group:
+            del _open[id(group)]
+            fabric.close()
+
+
 def _close_stale() -> None:
     """Closes the fabrics of groups that torch.distributed has destroyed."""
     alive = dist.distributed_c10d._world.pg_map
@@ -61,4 +70,4 @@ def _close_all() -> None:
     _open.clear()
 
 
-__all__ = ["HostFabric", "Link", "of"]
+__all__ = ["HostFabric", "Link", "close", "of"]

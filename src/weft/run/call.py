@@ -44,6 +44,8 @@ class Finished(NamedTuple):
     why: str
     seconds: float
     timeline: Timeline
+    ended: float
+    """By `time.perf_counter`."""
 
 
 last: Finished | None = None
@@ -116,8 +118,9 @@ def carry_out(
             raise
         if record.active is not None:
             record.active.timelines.append(timeline)
-        seconds = time.perf_counter() - started
-        last = Finished(runner.plan, fabric.rank, why or runner.why, seconds, timeline)
+        ended = time.perf_counter()
+        seconds = ended - started
+        last = Finished(runner.plan, fabric.rank, why or runner.why, seconds, timeline, ended)
         if observe is not None:
             observe(seconds)
         return results

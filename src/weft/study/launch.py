@@ -58,7 +58,7 @@ def launch(
     processes = []
     for rank in range(world):
         ours, theirs = context.Pipe(duplex=False)
-        cores = _cores(rank, world) if pin else None
+        cores = cores_of(rank, world) if pin else None
         process = context.Process(
             target=_rank_main,
             args=(
@@ -166,7 +166,7 @@ def _rank_main(
             dist.destroy_process_group()
 
 
-def _cores(rank: int, world: int) -> list[int]:
+def cores_of(rank: int, world: int) -> list[int]:
     """The rank's share of the cores: its own where there are enough, else one in turn."""
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < world:
