@@ -152,6 +152,41 @@ void bind_fused(nb::module_& m) {
       .def_prop_ro("at", &KernelRun::at)
       .def_prop_ro("spans", &KernelRun::spans);
 
+  nb::class_<Repeat>(m, "Repeat")
+      .def(
+          "__init__",
+          [](Repeat* repeat, std::shared_ptr<Kernel> kernel, const std::string& kernels,
+             uint64_t signature, nb::bytes blob, const std::vector<uint64_t>& signatures,
+             uint64_t partial_bytes) {
+            new (repeat) Repeat(std::move(kernel), kernels_of(kernels), signature,
+                                std::string(blob.c_str(), blob.size()), signatures, partial_bytes);
+          },
+          "kernel"_a, "kernels"_a, "signature"_a, "blob"_a, "signatures"_a, "partial_bytes"_a)
+      .def(
+          "start",
+          [](Repeat& repeat, Fabric& fabric, uint64_t call, int64_t patience, uint64_t x,
+             uint64_t rows, uint64_t x_pitch, uint64_t w, int type, bool transposed,
+             uint64_t pitch, uint64_t k, uint64_t scale, uint64_t y, uint64_t inbox,
+             uint64_t inbox_offset, uint64_t y_offset) {
+            Operands operands;
+            operands.x = pointer(x);
+            operands.x_rows = rows;
+            operands.x_pitch = x_pitch;
+            operands.weight = weight_of(w, type, transposed, pitch, k, scale);
+            const Outcome outcome =
+                repeat.start(fabric, call, patience, operands, reinterpret_cast<char*>(y),
+                             reinterpret_cast<char*>(inbox), inbox_offset, y_offset);
+            return std::pair<int, int>{int(outcome.code), outcome.rank};
+          },
+          Unlocked())
+      .def(
+          "go",
+          [](Repeat& repeat) {
+            const Outcome outcome = repeat.go();
+            return std::pair<int, int>{int(outcome.code), outcome.rank};
+          },
+          Unlocked());
+
   m.def(
       "multiply",  // x [rows, k] in float32 by a weight, into float32; for tests and measurements
       [](uint64_t x, uint64_t rows, uint64_t w, int type, bool transposed, uint64_t pitch,

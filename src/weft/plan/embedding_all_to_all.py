@@ -23,7 +23,8 @@ from weft.schedule import Schedule
 
 MAX_SLICES = 8
 """The bags of one rank are cut into at most so many slices, each with a counter of its own."""
-SLICE_BAGS = 32
+SLICE_BAGS = 512
+"""A slice goes through all tables; a short one finds none of their pages in the address caches."""
 
 
 @register
