@@ -46,6 +46,22 @@ def test_all_reduce(ranks, world):
     ranks(world).run(all_reduce)
 
 
+def ranks_without_rows_of_w():
+    """Ranks differ in K, and one has none; all must choose the same schedule, however many rows."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    for m in (1, 32, 33, 70):
+        ks = [(0, 5, 9)[(r + m) % 3] for r in range(world)]
+        xs = [integers((m, k), torch.float32, r) for r, k in enumerate(ks)]
+        ws = [integers((k, 7), torch.float32, r + 10) for r, k in enumerate(ks)]
+        want = sum(product(x, w) for x, w in zip(xs, ws, strict=True))
+        for _ in range(3):
+            assert torch.equal(weft.matmul_all_reduce(xs[rank], ws[rank]), want)
+
+
+def test_ranks_without_rows_of_w(ranks):
+    ranks(3).run(ranks_without_rows_of_w)
+
+
 def all_to_all():
     for seed in range(5):
         for dtype in (torch.float32, torch.bfloat16, torch.float64):

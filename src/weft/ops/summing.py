@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
@@ -99,7 +100,7 @@ def _summed(
     try:
         decision = requested(schedule)
         if everywhere and isinstance(x, torch.Tensor) and isinstance(w, torch.Tensor):
-            m = x.numel() // max(x.shape[-1], 1) if x.dim() else 0
+            m = math.prod(x.shape[:-1])  # not by way of numel: a rank's K may be 0
             decision = decision or few_rows(fabric, m, x.dtype)
             w, scale = _prepared(fabric, decision, x, w, scale, m)
         check_operands("x", x, [w], any_weight=everywhere)
