@@ -6,7 +6,10 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <sys/mman.h>
+
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <stdexcept>
 
@@ -197,6 +200,20 @@ void bind_fused(nb::module_& m) {
       },
       "x"_a, "rows"_a, "w"_a, "type"_a, "transposed"_a, "pitch"_a, "k"_a, "scale"_a, "columns"_a,
       "out"_a, "kernels"_a = "", Unlocked());
+
+  m.def(
+      "is_set",  // whether the environment has a variable, without a word where it has not
+      [](const char* name) { return std::getenv(name) != nullptr; }, "name"_a);
+
+  m.def(
+      "advise_huge",  // asks for large pages for memory that has not been touched yet
+      [](uint64_t address, uint64_t size) {
+        constexpr uint64_t kHuge = 2 << 20;
+        const uint64_t first = (address + kHuge - 1) / kHuge * kHuge;
+        const uint64_t end = (address + size) / kHuge * kHuge;
+        if (end > first) madvise(reinterpret_cast<void*>(first), end - first, MADV_HUGEPAGE);
+      },
+      "address"_a, "size"_a);
 
   m.def(
       "same_samples",  // whether elements of w [k, n], spread over it, are those of its pack [n, k]

@@ -29,8 +29,9 @@ SMALL = (1024, 1024)
 BATCHES = (1, 8)
 SHARE = 0.3
 """What an all-reduce takes of the GEMV on the paced link."""
-CALLS = 10
-"""Calls in a row that make one sample of a GEMV, so that starting together does not count."""
+CALLS = {1024: 40, 2048: 40, 4096: 10}
+"""Calls in a row that make one sample of a GEMV, by K: so many that neither starting together nor
+what the arm before left in the cache counts."""
 REPEAT = 15
 M, N, K = 2048, 1024, 2048
 HEADERS = ("case", "arm", "ms", "of the first arm")
@@ -124,7 +125,7 @@ def _measure_gemv(report: Report, m: int, n: int, k: int) -> Medians:
     random = torch.Generator().manual_seed(dist.get_rank())
     x, w = torch.randn(m, k, generator=random), torch.randn(k, n, generator=random)
     columns, out, y = w.t().contiguous(), torch.empty(m, n), torch.empty(m, n)
-    fabric = of(None)
+    fabric, calls = of(None), CALLS[k]
 
     def alone() -> None:
         torch.mm(x, w, out=out)
@@ -149,25 +150,25 @@ def _measure_gemv(report: Report, m: int, n: int, k: int) -> Medians:
     with torch.no_grad():
         arms = {"GEMV of torch": alone, "GEMV of weft": ours, "fused": fused, "mv + gloo": gloo}
         arms |= {"mv + weft": steps, "all-reduce of weft": all_reduce}
-        repeated = {name: _repeated(arm) for name, arm in arms.items()}
+        repeated = {name: _repeated(arm, calls) for name, arm in arms.items()}
         found = _medians(interleaved(repeated, REPEAT, report))
-        found = {name: seconds / CALLS for name, seconds in found.items()}
+        found = {name: seconds / calls for name, seconds in found.items()}
         if (k, n) == SMALL:
             return found
         # An all-reduce of two ranks sends as many bytes as y has over each link, in one exchange or
         # in two; what it takes at memory speed, it takes on any link.
         on_link = SHARE * found["GEMV of torch"] - found["all-reduce of weft"]
         fabric.set_link(Link(m * n * 4 / max(on_link, 1e-6)))
-        paced = {"mv + weft, paced": _repeated(steps), "fused, paced": _repeated(fused)}
-        paced["all-reduce of weft, paced"] = _repeated(all_reduce)
-        slow = _medians(interleaved(paced, REPEAT, report))
+        paced = {"mv + weft": steps, "fused": fused, "all-reduce of weft": all_reduce}
+        slow = {f"{name}, paced": _repeated(arm, calls) for name, arm in paced.items()}
+        slow_found = _medians(interleaved(slow, REPEAT, report))
         fabric.set_link(Link())
-    return found | {name: seconds / CALLS for name, seconds in slow.items()}
+    return found | {name: seconds / calls for name, seconds in slow_found.items()}
 
 
-def _repeated(action: Callable[[], Any]) -> Callable[[], None]:
+def _repeated(action: Callable[[], Any], calls: int) -> Callable[[], None]:
     def several() -> None:
-        for _ in range(CALLS):
+        for _ in range(calls):
             action()
 
     return several

@@ -11,7 +11,7 @@ import os
 import torch
 
 from weft.errors import Unsupported
-from weft.fabric import HostFabric
+from weft.fabric import HostFabric, _native
 from weft.fabric.landing import Landing
 from weft.ops.common import DTYPES, differentiated
 from weft.ops.landed import landing_for
@@ -83,7 +83,9 @@ def arguments_of(
         return None
     if not (x.is_cpu and w.is_cpu):  # type: ignore[attr-defined]
         return None
-    named = os.environ.get("WEFT_SCHEDULE") if schedule == AUTO else None
+    named = None
+    if schedule == AUTO and _native.is_set("WEFT_SCHEDULE"):
+        named = os.environ["WEFT_SCHEDULE"]
     both = (*_layout(x), *_layout(w), reduce_op, schedule, named)
     if out is None and scale is None:
         return both
@@ -149,8 +151,11 @@ def again(
     kept, place = packed(w)
     if scale is not None:
         scale = scale.contiguous()
-    landing = landing_for(fabric, known.shape, x.dtype, out)
-    y, at = landing
+    y, at = landing = (
+        fabric.land(known.shape, x.dtype)
+        if out is None
+        else landing_for(fabric, known.shape, x.dtype, out)
+    )
     try:
         pointer = 0 if scale is None else scale.data_ptr()
         made = repeat(fabric, known, x.data_ptr(), place, pointer, y.data_ptr(), at)

@@ -16,6 +16,7 @@ from weft.fabric import _native
 from weft.run.bags import TYPES
 from weft.run.repeat import Place
 
+_SWITCH = "WEFT_PREPACK"
 _SAMPLES = 16
 _MOST = 4096
 
@@ -43,7 +44,7 @@ def packed(w: torch.Tensor) -> tuple[torch.Tensor, Place]:
     pointer, dtype = w.data_ptr(), w.dtype
     if row == 1 and k > 1:
         return w, (pointer, TYPES[dtype], True, column * dtype.itemsize, k)
-    if k <= 1 or n == 0 or os.environ.get("WEFT_PREPACK") == "0":
+    if k <= 1 or n == 0 or (_native.is_set(_SWITCH) and os.environ.get(_SWITCH) == "0"):
         return _by_rows(w)
     key = (pointer, shape, strides, dtype)
     version = -1 if w.is_inference() else w._version
@@ -58,10 +59,19 @@ def packed(w: torch.Tensor) -> tuple[torch.Tensor, Place]:
         item = dtype.itemsize
         if _native.same_samples(pointer, row, column, place[0], k, n, item, _SAMPLES):
             return columns, place
-    columns = w.detach().t().contiguous().t()
+    columns = _by_columns(w)
     place = (columns.data_ptr(), TYPES[dtype], True, k * dtype.itemsize, k)
     _packs[key] = found._replace(columns=columns, place=place)
     return columns, place
+
+
+def _by_columns(w: torch.Tensor) -> torch.Tensor:
+    """A copy of w with the elements of a column side by side. It is read from end to end again and
+    again, so it is put on large pages, if the system has some."""
+    k, n = w.shape
+    columns = torch.empty(n, k, dtype=w.dtype)
+    _native.advise_huge(columns.data_ptr(), columns.nbytes)
+    return columns.copy_(w.detach().t()).t()
 
 
 def _by_rows(w: torch.Tensor) -> tuple[torch.Tensor, Place]:
