@@ -16,6 +16,7 @@ from weft.benchmarks import Check, Result, part
 from weft.fabric import Link, _native, of
 from weft.machine import load
 from weft.operation import find
+from weft.ops.packing import packed
 from weft.schedule import Schedule
 from weft.study.arms import arms_of
 from weft.study.in_kernel import savings
@@ -124,14 +125,16 @@ def _gemv(rows: Rows, checks: list[Check], k: int, n: int, report: Report) -> No
 def _measure_gemv(report: Report, m: int, n: int, k: int) -> Medians:
     random = torch.Generator().manual_seed(dist.get_rank())
     x, w = torch.randn(m, k, generator=random), torch.randn(k, n, generator=random)
-    columns, out, y = w.t().contiguous(), torch.empty(m, n), torch.empty(m, n)
+    out, y = torch.empty(m, n), torch.empty(m, n)
+    packed(w)
+    pack, place = packed(w)  # as calls find it from the second on
     fabric, calls = of(None), CALLS[k]
 
     def alone() -> None:
         torch.mm(x, w, out=out)
 
     def ours() -> None:
-        _native.multiply(x.data_ptr(), m, columns.data_ptr(), 0, True, 4 * k, k, 0, n, y.data_ptr())
+        _native.multiply(x.data_ptr(), m, *place, 0, n, y.data_ptr())
 
     def gloo() -> None:
         alone()
@@ -148,6 +151,7 @@ def _measure_gemv(report: Report, m: int, n: int, k: int) -> Medians:
         weft.matmul_all_reduce(x, w)
 
     with torch.no_grad():
+        assert torch.equal(pack, w)
         arms = {"GEMV of torch": alone, "GEMV of weft": ours, "fused": fused, "mv + gloo": gloo}
         arms |= {"mv + weft": steps, "all-reduce of weft": all_reduce}
         repeated = {name: _repeated(arm, calls) for name, arm in arms.items()}

@@ -55,6 +55,7 @@ class Shared(NamedTuple):
     offset: int
     memory: torch.Tensor
     pointer: int
+    size: int
 
 
 class HostFabric:
@@ -198,11 +199,13 @@ class HostFabric:
         name that take turns: by a call's turn nobody touches what an earlier one left there."""
         key = (name, self.call % 2)
         found = self._shared.get(key)
-        if found is None or found.memory.numel() < size:
+        if found is None or found.size < size:
             self._shared.pop(key, None)
             block = self._allocate(max(size, 1))
             memory = torch.from_numpy(block.array())
-            found = self._shared[key] = Shared(block.offset, memory, memory.data_ptr())
+            found = self._shared[key] = Shared(
+                block.offset, memory, memory.data_ptr(), memory.numel()
+            )
         return found
 
     def workspace(self, size: int) -> torch.Tensor:

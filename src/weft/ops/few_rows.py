@@ -62,6 +62,7 @@ def check_weight(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor | None) -
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+_NAMED = (str, Schedule)
 _MOST_KNOWN = 1024
 
 Arguments = tuple[object, ...]
@@ -79,14 +80,15 @@ def arguments_of(
     are equal are alike. None where they need a closer look."""
     if type(x) not in _PLAIN or type(w) not in _PLAIN or record.active is not None:
         return None
-    if not (isinstance(schedule, str | Schedule) and isinstance(reduce_op, str)):
-        return None
-    if not (x.is_cpu and w.is_cpu):  # type: ignore[attr-defined]
+    a: torch.Tensor = x  # type: ignore[assignment]
+    b: torch.Tensor = w  # type: ignore[assignment]
+    if not (a.is_cpu and b.is_cpu and isinstance(schedule, _NAMED) and isinstance(reduce_op, str)):
         return None
     named = None
     if schedule == AUTO and _native.is_set("WEFT_SCHEDULE"):
         named = os.environ["WEFT_SCHEDULE"]
-    both = (*_layout(x), *_layout(w), reduce_op, schedule, named)
+    shapes = (a.shape, a.stride(), a.dtype, b.shape, b.stride(), b.dtype)
+    both = (shapes, reduce_op, schedule, named)
     if out is None and scale is None:
         return both
     return _more_arguments(both, [x, w], out, scale)
@@ -151,11 +153,7 @@ def again(
     kept, place = packed(w)
     if scale is not None:
         scale = scale.contiguous()
-    y, at = landing = (
-        fabric.land(known.shape, x.dtype)
-        if out is None
-        else landing_for(fabric, known.shape, x.dtype, out)
-    )
+    y, at = landing = landing_for(fabric, known.shape, x.dtype, out)
     try:
         pointer = 0 if scale is None else scale.data_ptr()
         made = repeat(fabric, known, x.data_ptr(), place, pointer, y.data_ptr(), at)
