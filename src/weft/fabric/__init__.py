@@ -13,6 +13,7 @@ from weft.errors import Unsupported
 from weft.fabric.host import HostFabric
 from weft.fabric.link import Link
 
+_world = dist.distributed_c10d._world
 _open: dict[int, HostFabric] = {}
 _changing = threading.Lock()
 _opening: WeakKeyDictionary[dist.ProcessGroup, threading.Lock] = WeakKeyDictionary()
@@ -22,6 +23,10 @@ group first."""
 
 def of(group: dist.ProcessGroup | None = None) -> HostFabric:
     """The fabric of a group (None: of all ranks), opened at the first call, made by all ranks."""
+    asked = group if group is not None else _world.default_pg
+    known = _open.get(id(asked))
+    if known is not None and known.group_ref() is asked and known.pid == os.getpid():
+        return known
     if not dist.is_available() or not dist.is_initialized():
         raise Unsupported(
             "there is no process group yet; call torch.distributed.init_process_group('gloo') first"

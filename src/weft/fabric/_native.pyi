@@ -287,6 +287,40 @@ class KernelRun:
     ) -> None: ...
     def go(self) -> Outcome: ...
 
+class Repeat:
+    def __init__(
+        self,
+        kernel: Kernel,
+        kernels: str,
+        signature: int,
+        blob: bytes,
+        signatures: Sequence[int],
+        partial_bytes: int,
+    ) -> None: ...
+    def start(
+        self,
+        fabric: Fabric,
+        call: int,
+        patience: int,
+        x: int,
+        rows: int,
+        x_pitch: int,
+        w: int,
+        type: int,
+        transposed: bool,
+        pitch: int,
+        k: int,
+        scale: int,
+        y: int,
+        inbox: int,
+        inbox_offset: int,
+        y_offset: int,
+        /,
+    ) -> Outcome: ...
+    def go(self) -> Outcome: ...
+
+def is_set(name: str) -> bool: ...
+def advise_huge(address: int, size: int) -> None: ...
 def same_samples(
     w: int, row: int, column: int, packed: int, k: int, n: int, item: int, count: int
 ) -> bool: ...

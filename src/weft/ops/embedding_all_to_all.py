@@ -206,12 +206,13 @@ def _combine(proposals: Sequence[Proposal]) -> EmbeddingAllToAll:
                     f"ranks disagree on {name}: it is {value} on rank {first} "
                     f"and {said[what]} on rank {rank}"
                 )
-    columns = tuple(sum(dim * count for dim, count in said["dims"]) for said in own)
+    tables = tuple(tuple(d for d, count in said["dims"] for _ in range(count)) for said in own)
+    columns = tuple(map(sum, tables))
     bags, dtype = found.get("bags", (0, 0))[1], found.get("dtype", (0, "float32"))[1]
     size = (bags, sum(columns), dtype)
     if any(said["known"] != size for said in own):
         raise _Renew(size)
-    return EmbeddingAllToAll(split(bags, len(own)), columns, dtype=dtype)
+    return EmbeddingAllToAll(split(bags, len(own)), columns, dtype=dtype, tables=tables)
 
 
 def _runs(sizes: Sequence[int]) -> tuple[tuple[int, int], ...]:
