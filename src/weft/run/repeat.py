@@ -101,6 +101,7 @@ def repeat(
     except BaseException as error:
         calls.break_off(fabric, call, error)
         raise
-    seconds = time.perf_counter() - started
-    calls.last = calls.Finished(runner.plan, fabric.rank, known.why, seconds, NOTHING)
+    ended = time.perf_counter()
+    seconds = ended - started
+    calls.last = calls.Finished(runner.plan, fabric.rank, known.why, seconds, NOTHING, ended)
     return True
