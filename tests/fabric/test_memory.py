@@ -61,6 +61,7 @@ def test_blocks_are_given_out_and_taken_back(fresh_ranks):
 
 def life() -> None:
     before = allocated()
+    dist.barrier()  # every rank has opened the heap, and touched what it keeps there itself
     tensor = weft.symmetric_empty(1000, 1000)
     assert tensor.shape == (1000, 1000)
     assert tensor.dtype == torch.float32
@@ -79,7 +80,8 @@ def life() -> None:
     gc.collect()
     assert allocated() == before
     dist.barrier()
-    assert private() <= held - 4_000_000, "the pages have gone back"
+    left = private()
+    assert left < held - 3_900_000, f"the pages have not gone back: {held}, then {left}"
     dist.barrier()
     again = weft.symmetric_empty(1000, 1000)
     assert not again.any(), "memory that went back comes as zeros"
