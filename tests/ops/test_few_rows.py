@@ -293,6 +293,31 @@ def known_calls():
         del os.environ["WEFT_SCHEDULE"]
 
 
+def a_heap_that_is_full():
+    """A known call for whose result there is no room on one rank: all hear it, and go on."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    x, w = integers((2, 16), torch.float32, 3), integers((16, 30_000), torch.float32, 4)
+    for _ in range(4):
+        weft.matmul_all_reduce(x, w)
+    fabric = weft.fabric.of(None)
+    land = fabric.landings.make
+
+    def refuse(*arguments):
+        raise Unsupported("the symmetric heap cannot hold more")
+
+    for _ in range(2):
+        if rank == 1:
+            fabric.landings.make = refuse
+        with pytest.raises((Unsupported, Mismatch), match="heap cannot hold more"):
+            weft.matmul_all_reduce(x, w)
+        fabric.landings.make = land
+        assert torch.equal(weft.matmul_all_reduce(x, w), world * (x @ w))
+
+
+def test_a_heap_that_is_full(ranks):
+    ranks(2).run(a_heap_that_is_full)
+
+
 @pytest.mark.parametrize("world", [2, 3])
 def test_known_calls(ranks, world):
     ranks(world).run(known_calls)

@@ -150,10 +150,13 @@ def again(
     known = fabric.repeats.get(arguments)
     if known is None:
         return None
-    kept, place = packed(w)
-    if scale is not None:
-        scale = scale.contiguous()
-    y, at = landing = landing_for(fabric, known.shape, x.dtype, out)
+    try:
+        kept, place = packed(w)
+        if scale is not None:
+            scale = scale.contiguous()
+        y, at = landing = landing_for(fabric, known.shape, x.dtype, out)
+    except Exception:  # no memory: whoever looks closely finds it too, and tells all ranks
+        return None
     try:
         pointer = 0 if scale is None else scale.data_ptr()
         made = repeat(fabric, known, x.data_ptr(), place, pointer, y.data_ptr(), at)
