@@ -6,7 +6,10 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <sys/mman.h>
+
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <stdexcept>
 
@@ -152,6 +155,41 @@ void bind_fused(nb::module_& m) {
       .def_prop_ro("at", &KernelRun::at)
       .def_prop_ro("spans", &KernelRun::spans);
 
+  nb::class_<Repeat>(m, "Repeat")
+      .def(
+          "__init__",
+          [](Repeat* repeat, std::shared_ptr<Kernel> kernel, const std::string& kernels,
+             uint64_t signature, nb::bytes blob, const std::vector<uint64_t>& signatures,
+             uint64_t partial_bytes) {
+            new (repeat) Repeat(std::move(kernel), kernels_of(kernels), signature,
+                                std::string(blob.c_str(), blob.size()), signatures, partial_bytes);
+          },
+          "kernel"_a, "kernels"_a, "signature"_a, "blob"_a, "signatures"_a, "partial_bytes"_a)
+      .def(
+          "start",
+          [](Repeat& repeat, Fabric& fabric, uint64_t call, int64_t patience, uint64_t x,
+             uint64_t rows, uint64_t x_pitch, uint64_t w, int type, bool transposed,
+             uint64_t pitch, uint64_t k, uint64_t scale, uint64_t y, uint64_t inbox,
+             uint64_t inbox_offset, uint64_t y_offset) {
+            Operands operands;
+            operands.x = pointer(x);
+            operands.x_rows = rows;
+            operands.x_pitch = x_pitch;
+            operands.weight = weight_of(w, type, transposed, pitch, k, scale);
+            const Outcome outcome =
+                repeat.start(fabric, call, patience, operands, reinterpret_cast<char*>(y),
+                             reinterpret_cast<char*>(inbox), inbox_offset, y_offset);
+            return std::pair<int, int>{int(outcome.code), outcome.rank};
+          },
+          Unlocked())
+      .def(
+          "go",
+          [](Repeat& repeat) {
+            const Outcome outcome = repeat.go();
+            return std::pair<int, int>{int(outcome.code), outcome.rank};
+          },
+          Unlocked());
+
   m.def(
       "multiply",  // x [rows, k] in float32 by a weight, into float32; for tests and measurements
       [](uint64_t x, uint64_t rows, uint64_t w, int type, bool transposed, uint64_t pitch,
@@ -162,6 +200,20 @@ void bind_fused(nb::module_& m) {
       },
       "x"_a, "rows"_a, "w"_a, "type"_a, "transposed"_a, "pitch"_a, "k"_a, "scale"_a, "columns"_a,
       "out"_a, "kernels"_a = "", Unlocked());
+
+  m.def(
+      "is_set",  // whether the environment has a variable, without a word where it has not
+      [](const char* name) { return std::getenv(name) != nullptr; }, "name"_a);
+
+  m.def(
+      "advise_huge",  // asks for large pages for memory that has not been touched yet
+      [](uint64_t address, uint64_t size) {
+        constexpr uint64_t kHuge = 2 << 20;
+        const uint64_t first = (address + kHuge - 1) / kHuge * kHuge;
+        const uint64_t end = (address + size) / kHuge * kHuge;
+        if (end > first) madvise(reinterpret_cast<void*>(first), end - first, MADV_HUGEPAGE);
+      },
+      "address"_a, "size"_a);
 
   m.def(
       "same_samples",  // whether elements of w [k, n], spread over it, are those of its pack [n, k]

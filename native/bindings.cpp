@@ -39,6 +39,8 @@ struct RunningCall {
 }  // namespace
 
 NB_MODULE(_native, m) {
+  // A script may end while works and tensors are still referred to; that is no fault to report.
+  nb::set_leak_warnings(false);
   m.doc() = "weft's native host fabric: heap, signals, engines, links.";
   m.attr("VERSION") = WEFT_VERSION;
   m.attr("MAX_WORLD") = kMaxWorld;

@@ -15,109 +15,30 @@
 #include <memory>
 #include <thread>
 
-#include "channel_layout.h"
 #include "engine.h"
-#include "sums.h"
+#include "job.h"
 
 namespace weft {
 
-// In the order of `weft.collectives.kinds.KINDS`.
-enum class Kind : int {
-  all_gather,
-  all_to_all,
-  reduce_scatter,
-  all_reduce,
-  broadcast,
-  gather,
-  scatter,
-  reduce,
-  barrier,
-  refused,  // this rank cannot take part; `words` say why
-};
-
-struct Piece {
-  char* data = nullptr;
-  uint64_t bytes = 0;
-};
-
-// A ring as one of its ends sees it.
-struct Port {
-  Ring* ring = nullptr;
-  uint64_t* count = nullptr;  // chunks posted, or taken, since the group began
-};
-
-// Bytes of this rank that go to one peer, or to all of them.
-struct Sending {
-  Port port;
-  const char* from;
-  uint64_t bytes;
-  char* also;            // where they belong in this rank's own result, if anywhere
-  const uint64_t* made;  // how many of them are there by now; null for all
-  std::vector<int> readers;
-  uint64_t at = 0;
-};
-
-// Bytes of one peer that come to this rank.
-struct Receiving {
-  int source;
-  Port port;           // without a ring where the peer's memory is read in place
-  const char* direct;  // there
-  char* to;            // null where they are one term of a sum
-  uint64_t bytes;
-  uint64_t at = 0;
-  const char* here = nullptr;  // the chunk that has come
-  int64_t due = 0;             // when it has come, by the link
-  int64_t clock = 0;           // when the last one had
-};
-
-struct Job {
+// What is known of the last collective that ended.
+struct Facts {
   Kind kind = Kind::barrier;
   Dtype dtype = Dtype::other;
   Reduction reduction = Reduction::sum;
-  int root = 0;
-  uint64_t item = 1;           // bytes of an element
-  bool holds_core = false;     // `cores`: spins while a link is busy; `dma`: sleeps
-  bool uneven = false;         // all_to_all: each rank knows only its own sizes
-  std::vector<uint64_t> sizes; // bytes that all ranks know of: of every rank, or of one alike
-  std::vector<Piece> in, out;  // one, or one per rank
-  std::string words;           // why a rank refuses; in the end, what the ranks disagree about
-  int64_t patience = 0;        // how long this rank works at it, in ns
+  bool holds_core = false;
+  uint64_t number = 0, item = 1, in = 0, out = 0;
+  uint64_t came[kWays] = {};
+  uint64_t chunks = 0;
+  int64_t started = 0, ended = 0;
+};
 
-  enum class Phase { start, agree, say, deliver, move, release, ended };
-  Phase phase = Phase::start;
-  bool withdrawn = false;
-  uint64_t number = 0;
-  int64_t deadline = 0;
-  uint64_t chunk = 0;
-  bool streaming = false, exposed = false;
-  std::vector<Sending> sends;
-  std::vector<Receiving> receives;  // those without a target are terms, in the order of ranks
-  Piece own;                        // this rank's term, or what it copies to itself
-  char* own_to = nullptr;
-  uint64_t own_at = 0;
-  Piece sum;
-  uint64_t summed = 0;
-  int64_t due = 0;
-
-  std::atomic<bool> done{false};
-  Outcome outcome;
-
-  void renew() {
-    phase = Phase::start;
-    uneven = withdrawn = exposed = streaming = false;
-    words.clear();
-    sends.clear();
-    receives.clear();
-    sizes.clear();
-    in.clear();
-    out.clear();
-    own = sum = {};
-    own_to = nullptr;
-    own_at = summed = 0;
-    due = 0;
-    outcome = {};
-    done.store(false, std::memory_order_relaxed);
-  }
+// Sizes that say how bytes move. `weft bench channel` measures others beside these; all ranks of a
+// group have the same, and change them only when no collective is under way.
+struct Tuning {
+  uint64_t small = kSmallBytes;  // what travels with an announcement, at most as much as fits
+  uint64_t chunk = kChunkBytes;  // of a ring, which holds a whole number of them
+  uint64_t stream = 8 << 20;     // results from this size on go past the cache
+  uint64_t slots() const { return kRingBytes / chunk; }
 };
 
 class Channel {
@@ -131,6 +52,8 @@ class Channel {
   // Queues a job; in the background, the channel's own thread works at it. Ranks queue the same jobs
   // in the same order.
   void submit(const std::shared_ptr<Job>& job, bool background);
+  // Carries out a job in the calling thread, after what is queued; `again` after a slice.
+  Outcome at_once(const std::shared_ptr<Job>& job);
   // Waits for a job until a moment, working at what is queued where nobody else does; `again` after
   // a slice without an end.
   Outcome wait(Job& job, int64_t until);
@@ -141,6 +64,11 @@ class Channel {
   void abort();
   // Ranks that have not announced themselves in a job, or not finished it.
   std::vector<int> late(const Job& job);
+  Facts last();
+  void tune(const Tuning& tuning) { tuning_ = tuning; }
+
+  int rank() const { return rank_; }
+  int world() const { return world_; }
 
  private:
   Outcome work(Job& job, bool patient);
@@ -151,8 +79,10 @@ class Channel {
   void prepare(Job& job);
   Outcome move_all(Job& job, bool patient);
   Outcome release(Job& job, bool patient);
+  Outcome say_released(Job& job);
   Outcome check_peers(uint64_t number);
   void conclude(Job& job, Outcome outcome);
+  void run(std::unique_lock<std::mutex>& lock, std::shared_ptr<Job> job, bool patient);
   void run_first(std::unique_lock<std::mutex>& lock, bool patient);
   void loop();
 
@@ -173,8 +103,6 @@ class Channel {
   void send_all(Job& job, const char* from, uint64_t bytes, char* also, const uint64_t* made);
   void receive(Job& job, int source, bool shared, uint64_t offset, char* to, uint64_t bytes);
 
-  int rank() const { return rank_; }
-  int world() const { return world_; }
   RankChannel& of(int rank) const { return area_.head(rank); }
   const Announcement& announced(const Job& job, int rank) const {
     return of(rank).announcements[job.number % 2];
@@ -185,11 +113,13 @@ class Channel {
   ChannelArea area_;
   int64_t spin_ns_;
   bool crowded_;
+  Tuning tuning_;
   uint64_t number_ = 0;
   std::vector<uint64_t> posted_;                     // by ring of this rank: 0 is the shared one
   std::vector<uint64_t> taken_shared_, taken_pair_;  // by source
 
   std::shared_ptr<Job> spare_;
+  Facts last_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::shared_ptr<Job>> queue_;

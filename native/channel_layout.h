@@ -10,8 +10,9 @@
 namespace weft {
 
 constexpr uint64_t kSmallBytes = 32 << 10;   // what fits into an announcement
-constexpr uint64_t kChunkBytes = 128 << 10;  // a chunk in a ring
-constexpr int kRingChunks = 4;
+constexpr uint64_t kChunkBytes = 256 << 10;  // a chunk in a ring
+constexpr int kRingChunks = 2;
+constexpr uint64_t kRingBytes = kRingChunks * kChunkBytes;
 constexpr int kMaxReaders = 64;
 constexpr uint64_t kWords = 1024;
 
@@ -50,6 +51,8 @@ struct alignas(64) Announcement {
   char data[kSmallBytes + 48];  // begins in the line of its flag
 };
 
+constexpr uint64_t kInRings = 1, kInPlace = 2;
+
 struct alignas(64) Line {
   std::atomic<uint64_t> value;
 };
@@ -66,7 +69,7 @@ struct RankChannel {
 struct alignas(4096) Ring {
   Line posted;
   Line taken[kMaxReaders];
-  alignas(4096) char chunks[kRingChunks][kChunkBytes];
+  alignas(4096) char bytes[kRingBytes];
 };
 
 // A rank's part: its head, the ring that all read, and for each peer a ring of collectives and one

@@ -131,9 +131,9 @@ int64_t Fabric::reserve(int source, int target, uint64_t bytes, int64_t since) {
 Outcome Fabric::hold(uint64_t call, int64_t until, int64_t deadline) {
   const int64_t now = now_ns();
   spin_until(std::min(until, now + kPause));
-  if (until <= now + kPause) return {};
-  const Outcome peers = heap_->check_peers(call);
+  const Outcome peers = heap_->look_after_peers(call);
   if (peers.code != Code::ok) return peers;
+  if (until <= now + kPause) return {};
   return {now_ns() > deadline ? Code::timeout : Code::again, -1};
 }
 
@@ -224,6 +224,8 @@ Outcome Engine::run_commands(Call& call) {
       not_before = now_ns();
     }
     if (call.cancel.load()) return {Code::cancelled, -1};
+    outcome = heap.look_after_peers(call.number);
+    if (outcome.code != Code::ok) return outcome;
     // A late wake-up of this thread is not the link's: back-to-back transfers follow each other
     // on the link's own clock, unless the engine had been idle.
     constexpr int64_t kLate = 3'000'000;
@@ -258,7 +260,8 @@ Outcome Engine::copy(Call& call, const Command& command, int64_t not_before) {
               source + row * command.source.pitch, command.source.pitch, rows, command.row_bytes);
       const bool last = row + rows == command.rows;
       const int64_t until = end + (last ? links.latency() : 0);
-      if (!pause(call, until, command.holds_core)) return {Code::cancelled, -1};
+      const Outcome paused = pause(call, until, command.holds_core);
+      if (paused.code != Code::ok) return paused;
     }
     free_at_ = end;
   }
@@ -270,8 +273,8 @@ Outcome Engine::copy(Call& call, const Command& command, int64_t not_before) {
   return {};
 }
 
-// Waits for a moment of the link; false if the call is cancelled meanwhile.
-bool Engine::pause(const Call& call, int64_t until, bool holds_core) {
+// Waits for a moment of the link, unless the call is cancelled or a peer is lost meanwhile.
+Outcome Engine::pause(const Call& call, int64_t until, bool holds_core) {
   for (;;) {
     const int64_t next = std::min(until, now_ns() + kPause);
     if (holds_core) {
@@ -279,8 +282,10 @@ bool Engine::pause(const Call& call, int64_t until, bool holds_core) {
     } else {
       sleep_until(next);
     }
-    if (call.cancel.load()) return false;
-    if (next == until) return true;
+    if (call.cancel.load()) return {Code::cancelled, -1};
+    const Outcome peers = fabric_.heap().look_after_peers(call.number);
+    if (peers.code != Code::ok) return peers;
+    if (next == until) return {};
   }
 }
 

@@ -126,7 +126,7 @@ class Engine {
   void run(Call& call);
   Outcome run_commands(Call& call);
   Outcome copy(Call& call, const Command& command, int64_t not_before);
-  bool pause(const Call& call, int64_t until, bool holds_core);
+  Outcome pause(const Call& call, int64_t until, bool holds_core);
   char* address(const Call& call, const End& end);
 
   Fabric& fabric_;

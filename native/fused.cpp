@@ -192,4 +192,22 @@ char* KernelRun::address(const End& end) {
   return fabric_.peer_pointer(call_, end.rank, end.buffer) + end.offset;
 }
 
+Outcome Repeat::start(Fabric& fabric, uint64_t call, int64_t patience, const Operands& operands,
+                      char* y, char* inbox, uint64_t inbox_offset, uint64_t y_offset) {
+  fabric_ = &fabric;
+  call_ = call;
+  fabric.enter(call, signature_, {inbox_offset, y_offset}, blob_);
+  run_.emplace(fabric, kernel_, kernels_, call, now_ns() + patience,
+               std::vector<char*>{nullptr, nullptr, y, partial_.data(), inbox}, signatures_, operands,
+               false);
+  return go();
+}
+
+Outcome Repeat::go() {
+  const Outcome outcome = run_->go();
+  if (outcome.code == Code::again) return outcome;
+  run_.reset();
+  return outcome.code == Code::ok ? fabric_->done(call_) : outcome;
+}
+
 }  // namespace weft

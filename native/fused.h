@@ -6,6 +6,7 @@
 // computes on meanwhile, and waits for links only when there is nothing else to do.
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "engine.h"
@@ -99,6 +100,39 @@ class KernelRun {
   std::vector<float> widened_;
   std::vector<Pending> pending_;
   std::vector<std::pair<int64_t, int64_t>> spans_;
+};
+
+// A product that a rank has made before, all of it but its operands: what its header says, and what
+// those of its peers are expected to say. To make it once more takes one call from Python, for where
+// few rows are multiplied again and again, all that is between two products counts.
+class Repeat {
+ public:
+  // The buffers of the kernel are x, w, y, partial and inbox; headers place inbox and y.
+  Repeat(std::shared_ptr<const Kernel> kernel, const Kernels& kernels, uint64_t signature,
+         std::string blob, std::vector<uint64_t> signatures, uint64_t partial_bytes)
+      : kernel_(std::move(kernel)),
+        kernels_(kernels),
+        signature_(signature),
+        blob_(std::move(blob)),
+        signatures_(std::move(signatures)),
+        partial_(partial_bytes) {}
+
+  // Enters a call and carries it out, to its end unless the outcome is another than ok.
+  Outcome start(Fabric& fabric, uint64_t call, int64_t patience, const Operands& operands, char* y,
+                char* inbox, uint64_t inbox_offset, uint64_t y_offset);
+  // Goes on where the outcome was `again`.
+  Outcome go();
+
+ private:
+  std::shared_ptr<const Kernel> kernel_;
+  const Kernels& kernels_;
+  uint64_t signature_;
+  std::string blob_;
+  std::vector<uint64_t> signatures_;
+  std::vector<char> partial_;
+  Fabric* fabric_ = nullptr;
+  uint64_t call_ = 0;
+  std::optional<KernelRun> run_;
 };
 
 }  // namespace weft

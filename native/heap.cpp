@@ -149,6 +149,14 @@ Outcome Heap::check_peers(uint64_t call) {
   return found;
 }
 
+Outcome Heap::look_after_peers(uint64_t call) {
+  const int64_t now = now_ns();
+  int64_t next = next_look_.load(std::memory_order_relaxed);
+  if (now < next) return {};
+  if (!next_look_.compare_exchange_strong(next, now + kSlice, std::memory_order_relaxed)) return {};
+  return check_peers(call);
+}
+
 Outcome Heap::check_results(uint64_t call) {
   for (int r = 0; r < world_; ++r) {
     const uint64_t failed = control(r).failed.load();

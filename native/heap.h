@@ -94,7 +94,10 @@ class Heap {
   // A peer that can no longer do its part of the call, if any: one that died before one that only
   // gave up because of it.
   Outcome check_peers(uint64_t call);
-  // The same, and also a peer that gave up in this very call: what was read from it may be spoiled.
+  // The same at most once a slice, and otherwise nothing: for one that finds work all the time. The
+  // memory of a dead peer can still be read, so nothing else would stop it.
+  Outcome look_after_peers(uint64_t call);
+  // `check_peers`, and also a peer that gave up in this very call: what was read from it may be spoiled.
   Outcome check_results(uint64_t call);
 
   // Waits until a signal reaches a value; gives up at the deadline, when a peer is lost, or when
@@ -112,6 +115,7 @@ class Heap {
   char* data_;
   Control* control_;
   std::vector<int> pidfds_;
+  std::atomic<int64_t> next_look_{0};
   mutable std::mutex mutex_;
   std::map<uint64_t, uint64_t> free_;  // offset -> size
   std::map<uint64_t, uint64_t> used_;

@@ -81,6 +81,8 @@ bool Messages::open() const {
 void Messages::end(Message& message, Outcome outcome) {
   message.outcome = outcome;
   message.done.store(true);
+  // Whoever works at messages ends those of other threads of this rank too, and they may sleep.
+  area_.head(rank_).bell.ring();
 }
 
 void Messages::abort() {
@@ -96,18 +98,25 @@ void Messages::abort() {
   area_.head(rank_).bell.ring();
 }
 
+// Whether a message from a peer, or from any (-1), can still come.
 Outcome Messages::check_peer(int peer) {
   Heap& heap = fabric_.heap();
+  Outcome gone;
+  int there = world_ - 1;
   for (int r = 0; r < world_; ++r) {
     if (r == rank_ || (peer >= 0 && r != peer)) continue;
     const bool left = heap.control(r).left.load();
     if (heap.ended(r) && !left) return {Code::peer_lost, r};
-    if (peer < 0) continue;  // another one may still send
-    if (left) return {Code::peer_left, r};
-    if (area_.head(r).failed.value.load() != 0 || heap.control(r).failed.load() != 0)
-      return {Code::peer_failed, r};
+    if (left) {
+      gone = {Code::peer_left, r};
+    } else if (area_.head(r).failed.value.load() != 0 || heap.control(r).failed.load() != 0) {
+      gone = {Code::peer_failed, r};
+    } else {
+      continue;
+    }
+    --there;
   }
-  return {};
+  return peer >= 0 || there == 0 ? gone : Outcome{};  // of any, another one may still send
 }
 
 // -- work, with the lock held ---------------------------------------------------------------------
@@ -129,10 +138,10 @@ bool Messages::push(int target) {
     uint64_t& count = posted_[target];
     if (ring.taken[target].value.load(std::memory_order_acquire) + kRingChunks <= count)
       return moved;
-    char* slot = ring.chunks[count % kRingChunks];
+    char* slot = ring.bytes + count % kRingChunks * kChunkBytes;
     const uint64_t size = std::min(kRoom, message.bytes - message.at);
     *reinterpret_cast<Envelope*>(slot) = {message.tag, message.bytes};
-    move(slot + sizeof(Envelope), message.data + message.at, size, false);
+    move_to_peer(slot + sizeof(Envelope), message.data + message.at, size);
     ring.posted.value.store(++count, std::memory_order_release);
     area_.head(target).bell.ring();
     message.at += size;
@@ -197,7 +206,7 @@ bool Messages::pull(int source) {
       continue;
     }
     if (ring.posted.value.load(std::memory_order_acquire) <= taken_[source]) return moved;
-    const char* slot = ring.chunks[taken_[source] % kRingChunks];
+    const char* slot = ring.bytes + taken_[source] % kRingChunks * kChunkBytes;
     const Envelope& envelope = *reinterpret_cast<const Envelope*>(slot);
     if (!coming) {
       coming = match(source, envelope.tag);

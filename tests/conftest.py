@@ -47,3 +47,11 @@ def fresh_ranks(pools):
 
     yield make
     pools.close_fresh()
+
+
+@pytest.fixture(scope="session")
+def fidelity():
+    """The simulator beside all measurements that are shipped, compared once for all tests."""
+    from weft.simulate.cost.fidelity import compare
+
+    return compare()

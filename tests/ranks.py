@@ -14,11 +14,15 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import io
 import multiprocessing
 import os
 import signal
+import sys
 import time
 import traceback
+from collections.abc import Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 
@@ -30,7 +34,8 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass
 class Outcome:
-    """What became of a function on one rank, and when it was known here (time.monotonic)."""
+    """What became of a function on one rank, and when: the moment at which the rank was through
+    with it, or at which its death was seen here (time.monotonic, one clock for all processes)."""
 
     value: object = None
     error: BaseException | None = None
@@ -59,7 +64,8 @@ class Job:
             if not ready:
                 late = sorted(self._waiting.values())
                 self._pool.broken = True
-                raise RankError(f"ranks {late} gave no answer within {within} s")
+                said = [f"\nrank {r}: {o.trace}" for r, o in self._outcomes.items() if o.trace]
+                raise RankError(f"ranks {late} gave no answer within {within} s{''.join(said)}")
             for pipe in ready:
                 assert isinstance(pipe, Connection)
                 rank = self._waiting.pop(pipe)
@@ -67,8 +73,7 @@ class Job:
                     outcome = pipe.recv()
                 except (EOFError, ConnectionResetError):
                     self._pool.broken = True
-                    outcome = Outcome(died=True)
-                outcome.at = time.monotonic()
+                    outcome = Outcome(died=True, at=time.monotonic())
                 self._outcomes[rank] = outcome
         return [self._outcomes[rank] for rank in sorted(self._outcomes)]
 
@@ -133,15 +138,14 @@ class Pool:
         return moment
 
     def close(self) -> None:
-        """Ends every rank; a healthy one ends by itself when its pipe closes."""
+        """Ends every rank. They have nothing to put away, whatever they were doing: so killing them
+        is quicker than asking, and how scripts end in good order has a test of its own."""
         for pipe in self.pipes:
             pipe.close()
-        until = time.monotonic() + (0.0 if self.broken else 5.0)
         for process in self.processes:
-            process.join(max(0.0, until - time.monotonic()))
-            if process.is_alive():
-                process.kill()
-                process.join()
+            process.kill()
+        for process in self.processes:
+            process.join()
         del self._store
         gc.collect()
 
@@ -182,6 +186,8 @@ def _rank_main(
     rank: int, world: int, port: int, pipe: Connection, environment: dict[str, str]
 ) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    # Tests started in the background of a shell ignore interrupts, and their children inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ["WEFT_DEADLINE"] = str(DEADLINE)
     os.environ.update(environment)
     import torch
@@ -196,12 +202,14 @@ def _rank_main(
         except (EOFError, ConnectionResetError):
             break
         try:
-            outcome = Outcome(value=function(*arguments))
+            value = function(*arguments)
+            outcome = Outcome(value=value, at=time.monotonic())
         except SystemExit:
             break
         except BaseException as error:
+            moment = time.monotonic()
             trace = traceback.format_exc()
-            outcome = Outcome(error=error.with_traceback(None), trace=trace)
+            outcome = Outcome(error=error.with_traceback(None), trace=trace, at=moment)
         try:
             pipe.send(outcome)
         except BrokenPipeError:
@@ -224,6 +232,37 @@ def integers(shape, dtype, seed: int):
 def product(x, w):
     """x @ w, exactly."""
     return (x.double() @ w.double()).to(x.dtype)
+
+
+def run_script(code: str, name: str, arguments: Sequence[str] = ()) -> str:
+    """What a script prints on this rank, run as torchrun would start it: the group is made and
+    destroyed by the script. name: of the script, another one each time on the same ranks."""
+    import torch
+    import torch.distributed as dist
+
+    output = io.StringIO()
+    start, argv, num_threads = dist.init_process_group, sys.argv, torch.get_num_threads()
+    store = dist.distributed_c10d._get_default_store()
+    rank, world = dist.get_rank(), dist.get_world_size()
+    dist.destroy_process_group()
+
+    def begin(backend):
+        start(backend, store=dist.PrefixStore(name, store), rank=rank, world_size=world)
+
+    dist.init_process_group = begin
+    sys.argv = [name, *arguments]
+    try:
+        with redirect_stdout(output):
+            exec(compile(code, name, "exec"), {"__name__": "__main__"})
+    finally:
+        dist.init_process_group, sys.argv = start, argv
+        torch.set_num_threads(num_threads)
+        os.environ.pop("WEFT_SCHEDULE", None)
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        again = dist.PrefixStore(f"{name} again", store)
+        start("gloo", store=again, rank=rank, world_size=world)
+    return output.getvalue()
 
 
 def shard_of(x, group=None):

@@ -93,7 +93,7 @@ class Schedule:
             known = list(_NAMED)
             raise Unsupported(
                 f"there is no schedule {base!r}{nearest(base, known)}; "
-                f"the main names are {', '.join(MAIN_NAMES)}"
+                f"the main names are {', '.join(MAIN_NAMES)} and fused"
             )
         schedule = _NAMED[base]
         if engine is not None:

@@ -29,7 +29,8 @@ def test_a_shape_shows_every_schedule_with_its_losses(weft) -> None:
     assert "overlap gives up to" in done.stdout
 
 
-def test_the_whole_ficco_table_in_ten_seconds(weft) -> None:
+def test_the_whole_ficco_table_in_seconds(weft) -> None:
+    """Six seconds of a core of 2022; the bar suits one that is a third as fast."""
     start = time.process_time()  # other work may share the cores
     done = weft("explore", "--scenarios", "ficco", "--json")
     took = time.process_time() - start
@@ -42,7 +43,7 @@ def test_the_whole_ficco_table_in_ten_seconds(weft) -> None:
         for schedule in scenario["schedules"]:
             assert set(schedule) == {"name", "ms", "speedup", "percent_of_ideal", "losses"}
             assert schedule["losses"]["exposed_communication_ms"] >= 0
-    assert took < 10
+    assert took < 20
 
 
 def test_many_scenarios_fit_a_terminal(weft, tmp_path: Path) -> None:

@@ -149,6 +149,21 @@ def messages():
     dist.barrier()
 
 
+def forgotten_messages():
+    """Nobody keeps the work of a message, nor the tensor that was sent: it arrives all the same."""
+    rank, size = dist.get_rank(), 400_000  # larger than the ring
+    if rank == 0:
+        dist.isend(torch.ones(size), 1)
+        for _ in range(3):  # takes the memory that nobody else holds
+            torch.zeros(size)
+    dist.barrier()
+    if rank == 1:
+        got = torch.empty(size)
+        dist.recv(got, 0)
+        assert got.sum() == size
+    dist.barrier()
+
+
 def subgroups():
     rank, world = dist.get_rank(), dist.get_world_size()
     pairs = [dist.new_group([a, (a + 1) % world]) for a in range(world)]
@@ -213,6 +228,7 @@ def test_other_operations_messages_and_subgroups(fresh_ranks):
     pool = fresh_ranks(3)
     pool.run(on_weft, other_operations)
     pool.run(on_weft, messages)
+    pool.run(on_weft, forgotten_messages)
     pool.run(on_weft, subgroups)
     heard = pool.run(on_weft, mismatch)
     assert heard[0] == heard[1] == heard[2]

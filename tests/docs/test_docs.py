@@ -4,14 +4,11 @@ the docstrings, and every link leads somewhere."""
 from __future__ import annotations
 
 import importlib.util
-import io
-import os
 import re
-from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
-import torch.distributed as dist
+from ranks import run_script
 
 import weft
 
@@ -26,6 +23,8 @@ SAYS = {
     "compiled.py": "left 1 as they were",
     "own_backend.py": "all_gather_matmul",
     "fused.py": "pooled (2, 6) 12.0",
+    "collected.py": "announcement (up to 32 KiB travel with the announcement",
+    "backend.py": "weft: [1.0, 1.0, 1.0] from rank 1",
     "beside.py": "dma {'dma': 128}",
     "faults.py": "refused by rank 1: w has 16 rows, but x_shard has 12 columns",
 }
@@ -47,37 +46,6 @@ def blocks():
 BLOCKS = blocks()
 
 
-def run(code, environment):
-    """A script as torchrun would start it, in this rank: the group is made and destroyed by it."""
-    import torch
-
-    os.environ.update(environment)
-    output = io.StringIO()
-    before = torch.get_num_threads()
-    start = dist.init_process_group
-    store = dist.distributed_c10d._get_default_store()
-    rank, world = dist.get_rank(), dist.get_world_size()
-    dist.destroy_process_group()
-    prefixed = dist.PrefixStore(environment["BLOCK"], store)
-
-    def begin(backend):
-        start(backend, store=prefixed, rank=rank, world_size=world)
-
-    dist.init_process_group = begin
-    try:
-        with redirect_stdout(output):
-            exec(compile(code, environment["BLOCK"], "exec"), {"__name__": "__main__"})
-    finally:
-        dist.init_process_group = start
-        torch.set_num_threads(before)
-        os.environ.pop("WEFT_SCHEDULE", None)
-        if dist.is_initialized():
-            dist.destroy_process_group()
-        again = dist.PrefixStore(environment["BLOCK"] + " again", store)
-        start("gloo", store=again, rank=rank, world_size=world)
-    return output.getvalue()
-
-
 @pytest.fixture(scope="module")
 def two(pools):
     """Two ranks for all blocks, which leave groups and settings behind."""
@@ -87,7 +55,7 @@ def two(pools):
 
 @pytest.mark.parametrize("name", BLOCKS)
 def test_every_block_runs(two, name):
-    outputs = two.run(run, BLOCKS[name], {"BLOCK": name})
+    outputs = two.run(run_script, BLOCKS[name], name)
     assert SAYS.get(name, "") in outputs[0]
 
 

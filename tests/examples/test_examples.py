@@ -1,4 +1,4 @@
-"""The examples run under torchrun, small, and say what they promise."""
+"""The examples run as torchrun would start them, small, and say what they promise."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from ranks import run_script
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SMALL = {
@@ -19,39 +20,45 @@ SMALL = {
 }
 
 
-def run(name):
+@pytest.fixture(scope="module")
+def run(pools):
+    """`run("moe")`: what the first of two ranks prints. One pair of ranks runs all of them, for
+    importing torch takes longer than any."""
+    pool = pools.fresh(2)
+    yield lambda name: pool.run(
+        run_script, (EXAMPLES / f"{name}.py").read_text(), f"{name}.py", SMALL[name]
+    )[0]
+    pools.close_fresh()
+
+
+def test_transformer_under_torchrun():
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     done = subprocess.run(
-        [*torchrun, str(EXAMPLES / f"{name}.py"), *SMALL[name]],
+        [*torchrun, str(EXAMPLES / "transformer.py"), *SMALL["transformer"]],
         capture_output=True,
         text=True,
         timeout=180,
     )
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    assert re.search(r"torch  loss .*\nweft   loss ", done.stdout)
+    assert float(re.search(r"largest difference of a loss: (\S+)", done.stdout)[1]) <= 1e-5
 
 
-def test_transformer():
-    output = run("transformer")
-    assert re.search(r"torch  loss .*\nweft   loss ", output)
-    assert float(re.search(r"largest difference of a loss: (\S+)", output)[1]) <= 1e-5
-
-
-def test_moe():
+def test_moe(run):
     output = run("moe")
     sent = re.search(r"each expert: \[\[(\d+), (\d+)\]", output)
     assert int(sent[1]) != int(sent[2])  # the routing is uneven
     assert "results and gradients equal" in output
 
 
-def test_decode():
+def test_decode(run):
     output = run("decode")
     assert "both decode [1, " in output
     assert "schedule   fused@direct" in output
     assert re.search(r"weft, int8  \d+ tokens/s", output)
 
 
-def test_dlrm():
+def test_dlrm(run):
     output = run("dlrm")
     assert re.search(r"plain .*\nfused ", output)
     assert "both ways have the same losses" in output
@@ -62,7 +69,7 @@ def test_every_example_is_tested(path):
     assert path.stem in SMALL
 
 
-def test_fsdp2():
+def test_fsdp2(run):
     output = run("fsdp2")
     assert re.search(r"gloo  loss .*\nweft  loss ", output)
     assert float(re.search(r"largest difference of a loss: (\S+)", output)[1]) <= 1e-6

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -141,32 +142,46 @@ def test_dma_leaves_the_core_free_and_cores_holds_it(ranks):
     assert held > 3 * burnt
 
 
-def best(ranks, world: int, topology: str, peers: list[int]) -> float:
-    link = Link.parse(RATE, topology)
-    return min(ranks(world).run(pull, False, link, peers)[0][0] for _ in range(3))
+def best(once: Callable[[], float], enough: float) -> float:
+    """The least of up to twelve tries, or the first that is enough: a busy machine only makes them
+    longer, and no try is quicker than the links allow."""
+    found = float("inf")
+    for _ in range(12):
+        found = min(found, once())
+        if found <= enough:
+            break
+    return found
+
+
+def pulled(ranks, topology: str, peers: list[int], times: int) -> bool:
+    """Whether pulling from these peers takes as many times as long as from one, and no more."""
+
+    def once() -> float:
+        return ranks(4).run(pull, False, Link.parse(RATE, topology), peers)[0][0]
+
+    return times * SECONDS - EARLY <= best(once, (times + 0.8) * SECONDS) < (times + 0.9) * SECONDS
 
 
 def test_a_mesh_has_a_link_for_every_pair(ranks):
-    assert SECONDS - EARLY <= best(ranks, 4, "mesh", [1, 2, 3]) < 1.8 * SECONDS
+    assert pulled(ranks, "mesh", [1, 2, 3], 1)
 
 
 def test_a_switch_has_one_port_for_every_rank(ranks):
-    assert best(ranks, 4, "switch", [1, 2, 3]) >= 3 * SECONDS - EARLY
+    assert pulled(ranks, "switch", [1, 2, 3], 3)
 
 
 def test_a_ring_has_links_to_neighbours(ranks):
     """0 pulls from 1 and 3 over its two links; what comes from 2 passes 3, and shares its link."""
-    assert SECONDS - EARLY <= best(ranks, 4, "ring", [1, 3]) < 1.8 * SECONDS
-    assert best(ranks, 4, "ring", [1, 2, 3]) >= 2 * SECONDS - EARLY
+    assert pulled(ranks, "ring", [1, 3], 1)
+    assert pulled(ranks, "ring", [1, 2, 3], 2)
 
 
 def test_ranks_share_the_ports_of_a_switch(ranks):
     """Two ranks that pull from a third share its port out; on a mesh they do not."""
     for topology, times in (("switch", 2), ("mesh", 1)):
-        job = ranks(3).run(pull_by_two, Link.parse(RATE, topology))
-        assert max(job) >= times * SECONDS - EARLY
-        if topology == "mesh":
-            assert max(job) < 1.9 * SECONDS
+        link = Link.parse(RATE, topology)
+        took = best(lambda at=link: max(ranks(3).run(pull_by_two, at)), (times + 0.8) * SECONDS)
+        assert times * SECONDS - EARLY <= took < (times + 0.9) * SECONDS
 
 
 def pull_by_two(link: Link) -> float:
@@ -179,14 +194,12 @@ def pull_by_two(link: Link) -> float:
     if rank:
         ends = (0, 0, 0, 1000), (rank, 0, 0, 1000)
         program.add(0, 0, False, *ends, size // 1000, 1000, [], -1, [])
-    best = float("inf")
-    for _ in range(3):
-        dist.barrier()
-        started = time.perf_counter()
-        run(program, source, target)
-        best = min(best, time.perf_counter() - started)
+    dist.barrier()
+    started = time.perf_counter()
+    run(program, source, target)
+    took = time.perf_counter() - started
     weft.configure(link="memory")
-    return best if rank else 0.0
+    return took if rank else 0.0
 
 
 def test_latency_is_added_to_every_transfer(ranks):

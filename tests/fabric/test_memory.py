@@ -6,6 +6,7 @@ import gc
 import os
 import time
 import weakref
+from contextlib import suppress
 
 import pytest
 import torch
@@ -25,8 +26,9 @@ def allocated(group=None) -> int:
 def private() -> int:
     """Bytes of heap that exist: pages of the memfd, which come when they are touched."""
     for fd in os.listdir("/proc/self/fd"):
-        if "memfd:weft" in os.readlink(f"/proc/self/fd/{fd}"):
-            return os.stat(f"/proc/self/fd/{fd}").st_blocks * 512
+        with suppress(FileNotFoundError):  # one of them was that of the list itself
+            if "memfd:weft" in os.readlink(f"/proc/self/fd/{fd}"):
+                return os.stat(f"/proc/self/fd/{fd}").st_blocks * 512
     raise AssertionError("there is no heap")
 
 
@@ -53,12 +55,13 @@ def blocks() -> None:
     assert native.allocated == before
 
 
-def test_blocks_are_given_out_and_taken_back(ranks):
-    ranks(2).run(blocks)
+def test_blocks_are_given_out_and_taken_back(fresh_ranks):
+    fresh_ranks(2).run(blocks)  # where holes are depends on all that was there before
 
 
 def life() -> None:
     before = allocated()
+    dist.barrier()  # every rank has opened the heap, and touched what it keeps there itself
     tensor = weft.symmetric_empty(1000, 1000)
     assert tensor.shape == (1000, 1000)
     assert tensor.dtype == torch.float32
@@ -77,14 +80,15 @@ def life() -> None:
     gc.collect()
     assert allocated() == before
     dist.barrier()
-    assert private() <= held - 4_000_000, "the pages have gone back"
+    left = private()
+    assert left < held - 3_900_000, f"the pages have not gone back: {held}, then {left}"
     dist.barrier()
     again = weft.symmetric_empty(1000, 1000)
     assert not again.any(), "memory that went back comes as zeros"
 
 
-def test_a_symmetric_tensor_lives_as_long_as_any_view(ranks):
-    ranks(2).run(life)
+def test_a_symmetric_tensor_lives_as_long_as_any_view(fresh_ranks):
+    fresh_ranks(2).run(life)  # nothing that earlier calls left may go back meanwhile
 
 
 def shapes() -> None:
@@ -233,8 +237,13 @@ def resident() -> int:
 
 
 def census() -> tuple[int, int]:
-    """Threads and file descriptors of this process."""
-    return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
+    """Threads and file descriptors of this process: the least of several looks, for one that
+    has ended is listed a moment longer."""
+    looks = []
+    for _ in range(20):
+        looks.append((len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))))
+        time.sleep(0.01)
+    return min(threads for threads, _ in looks), min(files for _, files in looks)
 
 
 def made_again(count: int) -> None:
@@ -244,12 +253,12 @@ def made_again(count: int) -> None:
         group = dist.new_group()
         check_call(16, 3, 8, group=group, schedule="adaptive@dma")
         dist.destroy_process_group(group)
-        del group  # while it lives its sockets do, one until the peer has closed its own
+        del group  # or gloo's threads go on, with a peer that may have hung up or not
         if number in (count // 2, count - 1):
             gc.collect()
             after.append(census())
             memory.append(resident())
-    assert after[0] == after[1], "threads and file descriptors are flat"
+    assert after[0] == after[1], f"threads and file descriptors are not flat: {after}"
     assert memory[1] - memory[0] < 8 * 2**20
 
 

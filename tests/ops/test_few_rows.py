@@ -46,6 +46,22 @@ def test_all_reduce(ranks, world):
     ranks(world).run(all_reduce)
 
 
+def ranks_without_rows_of_w():
+    """Ranks differ in K, and one has none; all must choose the same schedule, however many rows."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    for m in (1, 32, 33, 70):
+        ks = [(0, 5, 9)[(r + m) % 3] for r in range(world)]
+        xs = [integers((m, k), torch.float32, r) for r, k in enumerate(ks)]
+        ws = [integers((k, 7), torch.float32, r + 10) for r, k in enumerate(ks)]
+        want = sum(product(x, w) for x, w in zip(xs, ws, strict=True))
+        for _ in range(3):
+            assert torch.equal(weft.matmul_all_reduce(xs[rank], ws[rank]), want)
+
+
+def test_ranks_without_rows_of_w(ranks):
+    ranks(3).run(ranks_without_rows_of_w)
+
+
 def all_to_all():
     for seed in range(5):
         for dtype in (torch.float32, torch.bfloat16, torch.float64):
@@ -169,27 +185,142 @@ def test_a_paced_link(ranks):
     ranks(2).run(on_a_paced_link)
 
 
+def packed(w):
+    tensor, (pointer, _, by_columns, pitch, rows) = packing.packed(w)
+    assert (pointer, rows) == (tensor.data_ptr(), w.shape[0])
+    assert pitch == tensor.stride(1 if by_columns else 0) * w.element_size()
+    return tensor
+
+
 def test_packs():
     """A weight is packed at its second call; a write to it is seen, and its end frees the pack."""
     w = torch.randn(40, 30)
-    assert packing.packed(w) is w
-    first = packing.packed(w)
+    assert packed(w) is w
+    first = packed(w)
     assert first.stride(0) == 1
     assert torch.equal(first, w)
-    assert packing.packed(w).data_ptr() == first.data_ptr()
+    assert packed(w).data_ptr() == first.data_ptr()
     w.add_(1)
-    assert packing.packed(w) is w
-    assert torch.equal(packing.packed(w), w)
+    assert packed(w) is w
+    assert torch.equal(packed(w), w)
     w.data.mul_(2)  # leaves no trace in the version counter
-    assert torch.equal(packing.packed(w), w)
-    assert packing.packed(w.t().contiguous().t()).stride(0) == 1
+    assert torch.equal(packed(w), w)
+    assert packed(w.t().contiguous().t()).stride(0) == 1
     view = w[:, :11]
-    assert packing.packed(view) is view
-    assert torch.equal(packing.packed(w[:, :11]), view), "another view of the same memory"
+    assert packed(view) is view
+    assert torch.equal(packed(w[:, :11]), view), "another view of the same memory"
     count = len(packing._packs)
     del w, view, first
-    packing.packed(torch.randn(4, 4))
+    packed(torch.randn(4, 4))
     assert len(packing._packs) <= count
+
+
+def views():
+    """Operands of which neither rows nor columns lie together, and such as repeat themselves."""
+
+    def of(*shape):
+        return integers(shape, torch.float32, sum(shape))
+
+    xs = [
+        of(8, 4).t(), of(4, 16)[:, ::2], of(1, 8).expand(4, 8), of(4, 1).expand(4, 8),
+        of(2, 3, 8), of(3, 2, 8).transpose(0, 1), of(2, 2, 16)[..., ::2],
+    ]  # fmt: skip
+    ws = [
+        of(8, 12)[:, ::2], of(16, 6)[::2], of(6, 16)[:, ::2].t(), of(12, 8)[::2].t(),
+        of(1, 6).expand(8, 6), of(8, 1).expand(8, 6), of(8, 3)[:, 1:2], of(1, 8).t(),
+    ]  # fmt: skip
+    pairs = [(x, of(8, 6)) for x in xs] + [(of(4, 8), w) for w in ws]
+    pairs += [(of(4, 1), of(1, 6)), (of(4, 1), of(1, 12)[:, ::2]), (of(4, 2)[:, ::2], of(6, 1).t())]
+    for x, w in pairs:
+        for _ in range(3):  # looked at closely, packed, known
+            assert torch.equal(weft.matmul_all_reduce(x, w), dist.get_world_size() * (x @ w))
+    out = torch.empty(6, 4).t()
+    for _ in range(3):
+        assert weft.matmul_all_reduce(of(4, 8), of(8, 6), out=out.fill_(7)) is out
+        assert torch.equal(out, dist.get_world_size() * (of(4, 8) @ of(8, 6)))
+
+
+def test_views(ranks):
+    ranks(2).run(views)
+
+
+def known_calls():
+    """Calls like earlier ones take a shorter way; what they give is the same, whatever changes."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    fabric = weft.fabric.of(None)
+    w, scale = integers((12, 20), torch.float32, 1), torch.arange(20) % 3 + 1.0
+    made = []
+    for turn in range(12):
+        x = integers((2, 12), torch.float32, turn)
+        if turn % 4 == 3:
+            w.add_(1)
+        y = weft.matmul_all_reduce(x, w)
+        assert torch.equal(y, world * (x @ w))
+        assert weft.explain().schedule == "fused@direct"
+        made.append((y, y.clone()))
+    assert all(torch.equal(y, copy) for y, copy in made), "a result stays what it was"
+    count = len(fabric.repeats)
+    for turn in range(6):
+        x = integers((1, 3, 12), torch.bfloat16, turn)
+        y = weft.matmul_all_reduce(x, w.to(torch.int8), scale=scale)
+        assert torch.equal(y.float(), (world * (x.float() @ w) * scale).bfloat16().float())
+        out = weft.symmetric_empty(2, 20) if turn % 2 else torch.empty(2, 20)
+        x = integers((2, 12), torch.float32, turn)
+        assert weft.matmul_all_reduce(x, w, out=out) is out
+        assert torch.equal(out, world * (x @ w))
+    assert len(fabric.repeats) == count + 2, "the shorter way was taken"
+    # A rank whose K changes: its peers have entered the call they knew, and plan it anew.
+    for turn in range(8):
+        k = 12 if turn % 3 or rank else 5
+        x, part = integers((2, 12), torch.float32, turn), slice(0, k)
+        y = weft.matmul_all_reduce(x[:, part], w[part])
+        first = 12 if turn % 3 else 5
+        assert torch.equal(y, (world - 1) * (x @ w) + x[:, :first] @ w[:first])
+    with weft.record() as recording:
+        weft.matmul_all_reduce(x, w)
+    assert recording.timelines[0].spans, "recorded calls have their spans"
+    for _ in range(2):
+        with pytest.raises(Mismatch, match="M is"):
+            weft.matmul_all_reduce(x if rank else x[:1], w)
+        with pytest.raises((Mismatch, Unsupported), match="both are K"):
+            weft.matmul_all_reduce(x, w if rank else w[:3])
+        assert torch.equal(weft.matmul_all_reduce(x, w), world * (x @ w))
+    os.environ["WEFT_SCHEDULE"] = "serial"
+    try:
+        assert torch.equal(weft.matmul_all_reduce(x, w), world * (x @ w))
+        assert weft.explain().schedule == "serial@dma"
+    finally:
+        del os.environ["WEFT_SCHEDULE"]
+
+
+def a_heap_that_is_full():
+    """A known call for whose result there is no room on one rank: all hear it, and go on."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    x, w = integers((2, 16), torch.float32, 3), integers((16, 30_000), torch.float32, 4)
+    for _ in range(4):
+        weft.matmul_all_reduce(x, w)
+    fabric = weft.fabric.of(None)
+    land = fabric.landings.make
+
+    def refuse(*arguments):
+        raise Unsupported("the symmetric heap cannot hold more")
+
+    for _ in range(2):
+        if rank == 1:
+            fabric.landings.make = refuse
+        with pytest.raises((Unsupported, Mismatch), match="heap cannot hold more"):
+            weft.matmul_all_reduce(x, w)
+        fabric.landings.make = land
+        assert torch.equal(weft.matmul_all_reduce(x, w), world * (x @ w))
+
+
+def test_a_heap_that_is_full(ranks):
+    ranks(2).run(a_heap_that_is_full)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_known_calls(ranks, world):
+    ranks(world).run(known_calls)
 
 
 @pytest.mark.parametrize("transposed", [False, True])
@@ -242,7 +373,6 @@ def a_peer_that_does_not_come():
     x, w = torch.ones(1, 64), torch.ones(64, 32)
     weft.matmul_all_reduce(x, w)
     if dist.get_rank() == 1:
-        time.sleep(2)
         return None
     with pytest.raises(weft.Timeout) as late:
         weft.matmul_all_reduce(x, w)

@@ -107,14 +107,37 @@ def test_gradients_go_back(world):
 
 
 def test_remote_pieces_come_first():
-    for op in (MatmulAllToAll.of(64, 8, 8, 4), EmbeddingAllToAll.of(64, 8, 2, 4)):
-        plan = op.lower(Schedule.parse("fused:2"))
-        for rank in range(4):
-            makes = [t for t in plan.tasks if t.rank == rank and isinstance(t, Tiles | Lookup)]
-            local = [all(r.rank == rank for r in task.writes()) for task in makes]
-            assert local == sorted(local), "local pieces come last"
-            targets = [region.rank for region in makes[0].writes()]
-            assert targets == [(rank + step) % 4 for step in (1, 2, 3)], "staggered"
+    plan = MatmulAllToAll.of(64, 8, 8, 4).lower(Schedule.parse("fused:2"))
+    for rank in range(4):
+        makes = [t for t in plan.tasks if t.rank == rank and isinstance(t, Tiles)]
+        local = [all(r.rank == rank for r in task.writes()) for task in makes]
+        assert local == sorted(local), "local pieces come last"
+        targets = [region.rank for region in makes[0].writes()]
+        assert targets == [(rank + step) % 4 for step in (1, 2, 3)], "staggered"
+
+
+@pytest.mark.parametrize(
+    ("tables", "schedule", "cut"),
+    [
+        ((8, 8, 8, 8), "fused", [(0, 8), (8, 8), (16, 8), (24, 8)]),
+        ((3, 0, 5), "fused:2", [(0, 8), (0, 8)]),
+        ((1, 1, 1, 9), "fused:4", [(0, 3), (0, 3), (3, 9), (3, 9)]),
+        ((7,) * 40, "fused:8", [(35 * i, 35) for i in range(8)]),
+        ((), "fused", []),
+    ],
+)
+def test_lookups_go_table_by_table(tables, schedule, cut):
+    """Slices are whole tables, cut by bags where there are few; the bags of peers come first."""
+    world, order = 4, (1, 2, 3, 0)
+    op = EmbeddingAllToAll((9, 0, 5, 2), (sum(tables),) * world, tables=(tables,) * world)
+    plan = op.lower(Schedule.parse(schedule))
+    verify(plan)
+    for rank in range(world):
+        makes = [t for t in plan.tasks if t.rank == rank and isinstance(t, Lookup)]
+        assert [(t.sources[0].column, t.sources[0].columns) for t in makes] == cut
+        for task in makes:
+            targets = [(region.rank - rank) % world for region in task.writes()]
+            assert targets == sorted(targets, key=order.index)
 
 
 @pytest.mark.parametrize("kind", [Tiles, Reduce, Await])

@@ -10,7 +10,7 @@ import pytest
 from weft.machine import load
 from weft.report.fidelity_doc import documents
 from weft.report.svg import Axis, Series, bars, chart
-from weft.simulate.cost.fidelity import compare
+from weft.simulate.cost.fidelity import Fidelity
 from weft.study.explore import explore
 from weft.study.ficco import Story
 from weft.study.scenarios import ficco
@@ -24,9 +24,9 @@ def story() -> Story:
 
 
 @pytest.fixture(scope="module")
-def written(story: Story) -> dict[str, str]:
+def written(fidelity: Fidelity, story: Story) -> dict[str, str]:
     promises = [("a", 0.051, "<= 0.1", True), ("b", 1.8, "<= 1.75", False)]
-    return documents(compare(), story, promises, "## Here\n\nmeasured\n")
+    return documents(fidelity, story, promises, "## Here\n\nmeasured\n")
 
 
 def test_every_part_is_filled_in(written: dict[str, str]) -> None:
@@ -54,11 +54,9 @@ def test_every_plot_is_there_and_shown(written: dict[str, str]) -> None:
         assert len(written[name]) < 40_000
 
 
-def test_a_host_that_was_not_measured_is_said(story: Story) -> None:
-    assert (
-        "Not measured where this was written"
-        in documents(compare(), story, [], None)["fidelity.md"]
-    )
+def test_a_host_that_was_not_measured_is_said(fidelity: Fidelity, story: Story) -> None:
+    text = documents(fidelity, story, [], None)["fidelity.md"]
+    assert "Not measured where this was written" in text
 
 
 def test_the_story_counts_winners_and_twins(story: Story) -> None:

@@ -17,15 +17,17 @@ from ranks import check_call, integers, product, shard_of
 import weft
 from weft import PeerLost, Timeout
 
-WITHIN = 2.0
-"""Seconds after the death of a rank in which every other rank must know."""
+WITHIN = 4.0
+"""Seconds after the death of a rank in which every other rank must know: a twentieth is usual, and
+a machine that is busy with other things may take long. Calls last ten times as long, and deadlines
+five times, so that nothing but hearing of it can end them in time."""
 
 
-def long_call(schedule: str, group=None, link: str = "2MB/s", **options) -> None:
-    """A call that takes about two seconds for two ranks, four for three: 4 MB over a slow link."""
-    weft.configure(group=group, link=link)
+def long_call(schedule: str, options: dict | None = None) -> None:
+    """A call that takes forty seconds: 4 MB from every peer over a slow link."""
+    weft.configure(link="0.1MB/s")
     weft.all_gather_matmul(
-        torch.ones(1000, 1000), torch.ones(1000, 8), schedule=schedule, group=group, **options
+        torch.ones(1000, 1000), torch.ones(1000, 8), schedule=schedule, **(options or {})
     )
 
 
@@ -84,8 +86,8 @@ def check_survivors(pool, members: list[int]) -> None:
 def test_a_rank_is_killed_in_the_middle_of_a_call(fresh_ranks, schedule, options):
     pool = fresh_ranks(3)
     pool.run(warm_up)
-    job = pool.start(_long_call_with, schedule, options)
-    time.sleep(0.5)
+    job = pool.start(long_call, schedule, options)
+    time.sleep(0.3)
     killed = pool.kill(1)
     outcomes = job.outcomes(within=30)
     assert outcomes[1].died
@@ -98,8 +100,27 @@ def test_a_rank_is_killed_in_the_middle_of_a_call(fresh_ranks, schedule, options
     check_survivors(pool, [0, 2])
 
 
-def _long_call_with(schedule: str, options: dict) -> None:
-    long_call(schedule, link="1MB/s", **options)  # no delay lets it end before the kill
+def steady_call(schedule: str) -> None:
+    """A call of eight seconds in which a chunk arrives every sixteen milliseconds."""
+    weft.configure(link="1MB/s")
+    weft.all_gather_matmul(torch.ones(4000, 500), torch.ones(500, 2), schedule=schedule)
+
+
+@pytest.mark.parametrize(
+    "schedule", ["adaptive:500@dma", "adaptive:500@cores", "hetero-unfused-1d:500@direct"]
+)
+def test_a_rank_is_killed_while_its_bytes_keep_coming(fresh_ranks, schedule):
+    """The memory of a dead rank can still be read, and this call waits for nothing else of it: the
+    survivor is never idle, and must look after its peer all the same."""
+    pool = fresh_ranks(2)
+    pool.run(warm_up)
+    job = pool.start(steady_call, schedule)
+    time.sleep(1.0)
+    killed = pool.kill(1)
+    lost = job.outcomes(within=30)[0]
+    assert isinstance(lost.error, PeerLost), lost
+    assert "rank 1 died" in str(lost.error)
+    assert lost.at - killed < WITHIN
 
 
 def many_calls(seconds: float) -> None:
@@ -206,7 +227,7 @@ def too_short_a_deadline(schedule: str) -> str:
     weft.configure(deadline=0.5)
     started = time.monotonic()
     with pytest.raises(Timeout) as late:
-        long_call(schedule, link="0.5MB/s")
+        long_call(schedule)
     assert time.monotonic() - started < 0.5 + WITHIN
     return str(late.value)
 
@@ -265,9 +286,9 @@ def test_a_rank_ends_while_another_waits(fresh_ranks):
     time.sleep(0.3)
     pool.start(leave, only=[1])
     left = time.monotonic()
-    [message] = job.values(within=20)
-    assert time.monotonic() - left < WITHIN
-    assert "rank 1 left" in message or "rank 1 died" in message
+    [heard] = job.outcomes(within=20)
+    assert heard.at - left < WITHIN, heard.trace
+    assert "rank 1 left" in heard.value or "rank 1 died" in heard.value
 
 
 def destroy() -> None:
@@ -354,7 +375,7 @@ def test_an_interrupt_ends_a_wait_at_once(fresh_ranks, schedule):
     pool = fresh_ranks(2)
     pool.run(warm_up)
     [took] = pool.start(interrupted, schedule, only=[0]).values(within=20)
-    assert took < 1
+    assert took < WITHIN
     [other] = pool.start(quick_call, schedule, only=[1]).outcomes(within=20)
     assert isinstance(other.error, PeerLost), "the other rank hears that this one gave up"
     check_survivors(pool, [0, 1])
@@ -363,7 +384,7 @@ def test_an_interrupt_ends_a_wait_at_once(fresh_ranks, schedule):
 def interrupted_in_the_middle(schedule: str, symmetric: bool) -> str:
     """One rank is interrupted in a long call; the other must finish it or hear of it soon."""
     rank = dist.get_rank()
-    weft.configure(link="1MB/s" if rank == 0 else "memory")
+    weft.configure(link="0.1MB/s" if rank == 0 else "memory")  # twenty seconds
     shard = weft.symmetric_empty(500, 1000) if symmetric else torch.empty(500, 1000)
     shard.fill_(1.0)
     dist.barrier()

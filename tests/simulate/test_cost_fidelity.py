@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from weft.simulate.cost.fidelity import Summary, compare
+from weft.simulate.cost.fidelity import Fidelity, Summary
 
 
-def test_every_promise_is_kept() -> None:
-    missed = [summary for summary in compare().summaries if not summary.reached]
+def test_every_promise_is_kept(fidelity: Fidelity) -> None:
+    missed = [summary for summary in fidelity.summaries if not summary.reached]
     assert missed == []
 
 
-def test_every_comparison_is_there() -> None:
-    found = compare()
-    promised = [s for s in found.summaries if s.most is not None]
+def test_every_comparison_is_there(fidelity: Fidelity) -> None:
+    promised = [s for s in fidelity.summaries if s.most is not None]
     assert {s.what for s in promised} >= {
         "GEMM h100 bfloat16",
         "GEMM h100 bfloat16, held out",
@@ -28,7 +27,7 @@ def test_every_comparison_is_there() -> None:
         "FiCCO mi300x",
     }
     assert sum(s.what.startswith("compute-bound") for s in promised) == 2
-    assert len([row for row in found.rows if row.what == "GEMM h100 bfloat16"]) == 600
+    assert len([row for row in fidelity.rows if row.what == "GEMM h100 bfloat16"]) == 600
 
 
 def test_a_missed_promise_shows() -> None:

@@ -125,7 +125,7 @@ def test_a_rank_that_is_stuck_in_its_kernel_is_named(fresh_ranks):
     kind, said, seconds, again = fresh_ranks(2).outcomes(stuck, "sleep")[0].value
     assert kind == "Timeout"
     assert "for rank 1 to send its tiles of the product" in said
-    assert 0.9 < seconds < 3
+    assert 0.9 < seconds < 10  # the deadline was a second; ours would be twenty
     assert "is over since call 2" in again
 
 
@@ -135,7 +135,7 @@ def test_a_rank_that_dies_in_its_kernel_is_named(fresh_ranks):
     kind, said, seconds, _ = first.value
     assert kind == "PeerLost"
     assert said.startswith("rank 1 died")
-    assert seconds < 3
+    assert seconds < 10
 
 
 def alone():

@@ -22,40 +22,46 @@ import torch
 import torch.distributed as dist
 
 from weft.benchmarks import Check, Result, part
-from weft.study.launch import Report, all_gather_flat, launch
+from weft.study.launch import Report, all_gather_flat, cores_of, launch
 
 WORLDS = (2, 4)
 KIB = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)
 """Bytes of each rank's input."""
 KINDS = ("all_gather", "all_reduce", "all_to_all")
-ROUNDS = 3
+ROUNDS = 5
 MPI_SECONDS = 60.0
 
 Times = dict[str, dict[tuple[str, int], float]]
 
 _MPI = """
-import json, sys, time
+import json, os, sys, time
 import numpy as np
 from mpi4py import MPI
 comm, out = MPI.COMM_WORLD, {}
+os.sched_setaffinity(0, json.loads(sys.argv[2])[comm.rank])
 for kib, calls, repeat in json.loads(sys.argv[1]):
     count = kib * 256
     x, y, z = (np.ones(n, np.float32) for n in (count, count * comm.size, count))
+    whole = np.ones(count * comm.size, np.float32)
     arms = {"all_gather": lambda: comm.Allgather(x, y), "all_reduce": lambda: comm.Allreduce(x, z),
-            "all_to_all": lambda: comm.Alltoall(x, z)}
-    for kind, call in arms.items():
+            "all_to_all": lambda: comm.Alltoall(x, z),
+            "bound of all_gather": lambda: np.copyto(y, whole),
+            "bound of all_to_all": lambda: np.copyto(z, x)}
+    for call in arms.values():
         call()
-        samples = []
-        for _ in range(repeat):
+    for _ in range(repeat):
+        for kind, call in arms.items():
             comm.Barrier()
             start = time.perf_counter()
             for _ in range(calls):
                 call()
-            samples.append((time.perf_counter() - start) / calls)
-        out[kind + " " + str(kib)] = samples
+            taken = (time.perf_counter() - start) / calls
+            out.setdefault(kind + "," + str(kib), []).append(taken)
 if comm.rank == 0:
     print(json.dumps(out))
 """
+"""Does what `_arms` does, on the same cores and in the same order, so that every call finds the
+caches as weft's does."""
 
 
 def run(report: Report) -> Result:
@@ -123,19 +129,30 @@ def _arms(report: Report, with_gloo: bool) -> Mapping[str, dict[tuple[str, int],
             "all_gather": partial(all_gather_flat, y, x),
             "all_reduce": partial(dist.all_reduce, z),
         }
-        arms = [("weft", ours), ("memcpy", bound)]
-        if with_gloo:
-            arms.append(("gloo", theirs))
+        for call in (*ours.values(), *bound.values()):
+            call()
+
         for _ in range(repeat):
-            for arm, functions in arms:
-                few = 2 if arm == "gloo" else calls
-                for kind, call in functions.items():
-                    weft.all_reduce(z[:1])  # together
-                    started = time.perf_counter()
-                    for _ in range(few):
-                        call()
-                    taken = (time.perf_counter() - started) / few
+            for arm, functions in (("weft", ours), ("memcpy", bound)):
+                for kind, taken in _timed(functions, calls):
                     found[arm].setdefault((kind, kib), []).append(taken)
+        for _ in range(repeat if with_gloo else 0):
+            for kind, taken in _timed(theirs, 2):
+                found["gloo"].setdefault((kind, kib), []).append(taken)
+    return found
+
+
+def _timed(functions: Mapping[str, Callable[[], object]], calls: int) -> list[tuple[str, float]]:
+    """Seconds of a call of each, over so many that all ranks begin together."""
+    import weft
+
+    together, found = torch.zeros(1), []
+    for name, call in functions.items():
+        weft.all_reduce(together, out=together)
+        started = time.perf_counter()
+        for _ in range(calls):
+            call()
+        found.append((name, (time.perf_counter() - started) / calls))
     return found
 
 
@@ -153,9 +170,10 @@ def _find_mpi() -> tuple[str, str] | None:
 def _run_mpi(mpi: tuple[str, str], world: int) -> dict[tuple[str, int], list[float]]:
     mpiexec, python = mpi
     axes = json.dumps([(kib, *_amount(kib)) for kib in KIB])
+    cores = json.dumps([cores_of(rank, world) for rank in range(world)])
     try:
         done = subprocess.run(
-            [mpiexec, "-n", str(world), python, "-c", _MPI, axes],
+            [mpiexec, "-n", str(world), python, "-c", _MPI, axes, cores],
             capture_output=True,
             text=True,
             timeout=MPI_SECONDS,
@@ -165,7 +183,7 @@ def _run_mpi(mpi: tuple[str, str], world: int) -> dict[tuple[str, int], list[flo
     if done.returncode != 0 or not done.stdout.strip():
         return {}
     told: dict[str, list[float]] = json.loads(done.stdout.strip().splitlines()[-1])
-    return {(key.split()[0], int(key.split()[1])): values for key, values in told.items()}
+    return {(kind, int(kib)): v for key, v in told.items() for kind, kib in [key.split(",")]}
 
 
 def _rows(world: int, times: Times) -> list[list[str | float | int | None]]:

@@ -3,6 +3,7 @@ function `register(app)`."""
 
 from __future__ import annotations
 
+import functools
 import importlib
 import pkgutil
 import sys
@@ -33,12 +34,18 @@ def _version(
         raise typer.Exit
 
 
-def main() -> None:
-    """Entry point of `weft`: bad input ends with one sentence, not with a traceback."""
+@functools.cache
+def _find_commands() -> None:
+    """Once per process: a second time would register every command again."""
     for module in sorted(m.name for m in pkgutil.iter_modules(__path__)):
         found = importlib.import_module(f"{__name__}.{module}")
         if hasattr(found, "register"):
             found.register(app)
+
+
+def main() -> None:
+    """Entry point of `weft`: bad input ends with one sentence, not with a traceback."""
+    _find_commands()
     try:
         app()
     except Error as error:

@@ -14,7 +14,6 @@ from weft.fabric import _native
 
 Parameters = ParamSpec("Parameters")
 Value = TypeVar("Value")
-_TENSOR, _STRIDED = torch.Tensor, torch.strided
 Given = torch.Tensor | Handle[torch.Tensor]
 
 
@@ -36,27 +35,22 @@ def checked(
         raise Unsupported(str(error)) from None
 
 
-def plain(x: object) -> bool:
-    """Whether a tensor can be moved without a further look: the quick way of most calls."""
-    return type(x) is _TENSOR and x.is_cpu and x.layout is _STRIDED and x.is_contiguous()
-
-
 def check_input(x: object, name: str = "x") -> torch.Tensor:
-    """A contiguous CPU tensor."""
+    """A contiguous CPU tensor, whose memory says what it holds."""
     if not isinstance(x, torch.Tensor):
         raise Unsupported(f"{name} must be a tensor, not {type(x).__name__}")
     if x.device.type != "cpu":
         raise Unsupported(f"{name} is on {x.device}; the host fabric takes CPU tensors")
     if x.layout is not torch.strided:
         raise Unsupported(f"{name} is {x.layout}; collectives take dense tensors")
-    return x if x.is_contiguous() else x.contiguous()
+    return x.contiguous().resolve_conj().resolve_neg()
 
 
 def check_out(out: object, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """A contiguous CPU tensor into which a result can go."""
     tensor = check_input(out, "out")
     if tensor is not out:
-        raise Unsupported("out must be contiguous")
+        raise Unsupported("out must be contiguous, and no conjugate or negative view")
     if tuple(tensor.shape) != tuple(shape):
         raise Unsupported(f"out has shape {tuple(tensor.shape)}, but the result has {tuple(shape)}")
     if tensor.dtype != dtype:

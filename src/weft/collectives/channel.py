@@ -7,15 +7,16 @@ the operators' calls nor need the GIL while they are under way.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections import deque
 from collections.abc import Sequence
-from os import getpid
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from weft import fabric as fabrics
+from weft.collectives import telling
 from weft.collectives.kinds import DTYPES, OTHER, REDUCTIONS, SUM
 from weft.errors import Cancelled, Error, Mismatch, PeerLost, Timeout, Unsupported
 from weft.fabric import HostFabric, _native
@@ -29,16 +30,20 @@ from weft.fabric.host import (
     TIMEOUT,
     WITHDRAWN,
 )
+from weft.run import explain, record
 
 _world = dist.distributed_c10d._world
 FOREVER = 2**63 - 1
 _EMPTY = 64
 """Stands for the place of an empty tensor, which has none; nothing is ever read there."""
 
+_native.learn_tensors(torch.Tensor)
+
 _channels: dict[int, Channel] = {}
 """By fabric."""
 _known: dict[int, Channel] = {}
 """By the group that was asked for, or None."""
+os.register_at_fork(after_in_child=_known.clear)  # a forked child is no rank: it must ask anew
 
 
 class Channel:
@@ -48,43 +53,24 @@ class Channel:
         self.fabric = fabric
         self.native = fabric.channel
         self.rank, self.world = fabric.rank, fabric.world
-        self.group_ref, self.pid = fabric.group_ref, fabric.pid
-        self._alike = self.native.alike
+        self.group_ref = fabric.group_ref
+        self._quick = self.native.quick
         self._under_way: deque[tuple[_native.Job, Any]] = deque()
+        self._messages: list[tuple[_native.Message, Any]] = []
+        self._most_messages = 64
 
     # -- starting ----------------------------------------------------------------------------------
 
-    def at_once(
-        self,
-        kind: int,
-        dtype: torch.dtype,
-        source: int,
-        target: int,
-        num_bytes: int,
-        reduction: int = SUM,
-        root: int = 0,
-    ) -> None:
-        """Carries out a collective of checked arguments from place to place: as little Python as
-        can be, for small messages."""
-        fabric = self.fabric
-        if fabric.broken is not None:
-            raise self.over()
-        job = self._alike(
-            self.world,
-            kind,
-            DTYPES.get(dtype, OTHER),
-            dtype.itemsize,
-            reduction,
-            root,
-            False,
-            int(fabric.deadline * 1e9),
-            source or _EMPTY,
-            target or _EMPTY,
-            num_bytes,
-            False,
-        )
-        if job is not None:
-            self.wait(job)
+    def quick(self, kind: int, x: object, out: object, reduction: int = SUM, root: int = 0) -> bool:
+        """Carries out a collective of two tensors with as little Python as can be: False, and
+        nothing was done, where it takes a further look (and at every call of a recording)."""
+        if record.active is not None:
+            return False
+        made = self._quick(kind, x, out, reduction, root, self.fabric.deadline)
+        if made is True or made is False:
+            return made
+        self.wait(made)
+        return True
 
     def alike(
         self,
@@ -107,8 +93,8 @@ class Channel:
         tensor = source if source is not None else target
         dtype = OTHER if tensor is None else DTYPES.get(tensor.dtype, OTHER)
         item = 1 if tensor is None else tensor.element_size()
+        recording = record.active
         job = self.native.alike(
-            self.world,
             kind,
             dtype,
             item,
@@ -120,9 +106,13 @@ class Channel:
             0 if target is None else target.data_ptr() or _EMPTY,
             num_bytes,
             background,
+            recording is not None,
         )
         if job is None:
             return None
+        if recording is not None:
+            total = source.nbytes if source is not None else num_bytes
+            telling.keep(recording, job, kind, total, self.rank, self.world)
         if background:
             self._keep(job, (source, target))
             return job
@@ -150,6 +140,7 @@ class Channel:
         if fabric.broken is not None:
             raise self.over()
         tensor = (*sources, *targets)[0]
+        recording = record.active
         job = self.native.various(
             kind,
             DTYPES.get(tensor.dtype, OTHER),
@@ -165,7 +156,10 @@ class Channel:
             [t.data_ptr() or _EMPTY for t in targets],
             out_sizes,
             background,
+            recording is not None,
         )
+        if recording is not None:
+            telling.keep(recording, job, kind, sum(in_sizes), self.rank, self.world)
         if background:
             self._keep(job, (*sources, *targets))
             return job
@@ -190,6 +184,19 @@ class Channel:
         while under_way and under_way[0][0].done:
             under_way.popleft()
         under_way.append((job, tensors))
+
+    def message(self, sends: bool, peer: int, tag: int, tensor: torch.Tensor) -> _native.Message:
+        """Starts a message in the background. Its tensor lives until it is over, whatever becomes
+        of what the caller got for it."""
+        started = self.fabric.messages.start(
+            sends, peer, tag, tensor.data_ptr(), tensor.nbytes, int(self.patience * 1e9), True
+        )
+        if len(self._messages) >= self._most_messages:
+            self._messages = [kept for kept in self._messages if not kept[0].done]
+            self._most_messages = 64 + 2 * len(self._messages)
+        if not started.done:
+            self._messages.append((started, tensor))
+        return started
 
     # -- ending ------------------------------------------------------------------------------------
 
@@ -264,11 +271,9 @@ def of(group: dist.ProcessGroup | None = None) -> Channel:
     """The channel of a group (None: of all ranks)."""
     key = id(group)
     known = _known.get(key)
-    if known is not None and known.pid == getpid():
-        if group is None:
-            if known.group_ref() is _world.default_pg:
-                return known
-        elif known.group_ref() is group:
+    if known is not None:
+        alive = known.group_ref()
+        if alive is not None and alive is (_world.default_pg if group is None else group):
             return known
     found = _known[key] = _find(group)
     return found
@@ -285,6 +290,14 @@ def _find(group: dist.ProcessGroup | None) -> Channel:
             del _known[known]
         channel = _channels[id(fabric)] = Channel(fabric)
     return channel
+
+
+def _explain_last() -> tuple[float, explain.Explanation] | None:
+    told = [telling.explain_last(c.native, c.world) for c in list(_channels.values())]
+    return max((one for one in told if one is not None), key=lambda one: one[0], default=None)
+
+
+explain.others.append(_explain_last)
 
 
 def check_engine(engine: str) -> None:

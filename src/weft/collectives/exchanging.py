@@ -18,7 +18,6 @@ from weft.collectives.arguments import (
     check_root,
     check_sizes,
     checked,
-    plain,
     row_bytes,
 )
 from weft.collectives.channel import Channel, check_engine
@@ -69,19 +68,14 @@ def all_to_all(
     `out=x` is in place, where as much comes from each rank as goes to it.
     """
     channel = channels.of(group)
-    if not async_op and in_splits is out_splits is None and plain(x) and plain(out):
-        source, target, size = x.data_ptr(), out.data_ptr(), x.nbytes  # type: ignore[union-attr]
-        shape = x.shape
-        if (
-            shape
-            and shape[0] % channel.world == 0
-            and out.dtype is x.dtype  # type: ignore[union-attr]
-            and out.shape == shape  # type: ignore[union-attr]
-            and (source + size <= target or target + size <= source)
-            and engine == "dma"
-        ):
-            channel.at_once(ALL_TO_ALL, x.dtype, source, target, size // channel.world)
-            return out  # type: ignore[return-value]
+    if (
+        out is not None
+        and not async_op
+        and in_splits is out_splits is None
+        and engine == "dma"
+        and channel.quick(ALL_TO_ALL, x, out)
+    ):
+        return out
     x, into, sent, got = checked(
         channel, async_op, _exchanged, channel, x, in_splits, out_splits, out, engine
     )

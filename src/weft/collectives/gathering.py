@@ -18,7 +18,6 @@ from weft.collectives.arguments import (
     check_root,
     check_sizes,
     checked,
-    plain,
     row_bytes,
 )
 from weft.collectives.channel import Channel, check_engine
@@ -68,19 +67,14 @@ def all_gather(
     leaves the core while a paced link is busy, `cores` holds it.
     """
     channel = channels.of(group)
-    if not async_op and out is not None and sizes is None and plain(x) and plain(out):
-        source, target, size = x.data_ptr(), out.data_ptr(), x.nbytes
-        world, shape, dtype = channel.world, x.shape, x.dtype
-        apart = source + size <= target or target + world * size <= source
-        if (
-            shape
-            and out.dtype is dtype
-            and out.shape == (shape[0] * world, *shape[1:])
-            and (apart or source == target + channel.rank * size)
-            and engine == "dma"
-        ):
-            channel.at_once(ALL_GATHER, dtype, source, target, size)
-            return out
+    if (
+        out is not None
+        and not async_op
+        and sizes is None
+        and engine == "dma"
+        and channel.quick(ALL_GATHER, x, out)
+    ):
+        return out
     x, out, counts = checked(channel, async_op, _gathered, channel, x, sizes, out, True, engine)
     if counts is None:
         job = channel.alike(ALL_GATHER, x, out, x.nbytes, engine=engine, background=async_op)
@@ -151,6 +145,15 @@ def broadcast(
     x: alike in shape and dtype on all ranks; `out=x` is in place.
     """
     channel = channels.of(group)
+    known = type(root) is int and 0 <= root < channel.world
+    if (
+        out is not None
+        and not async_op
+        and engine == "dma"
+        and known
+        and channel.quick(BROADCAST, x, out, root=root)
+    ):
+        return out
     x, out = checked(channel, async_op, _broadcast, channel, x, root, out, engine)
     job = channel.alike(BROADCAST, x, out, x.nbytes, root=root, engine=engine, background=async_op)
     return answer(channel, job, out, "broadcast", async_op)  # type: ignore[no-any-return]

@@ -21,12 +21,11 @@ from weft.collectives.arguments import (
     check_out,
     check_sizes,
     checked,
-    plain,
     row_bytes,
 )
 from weft.collectives.channel import Channel, check_engine, check_reduction
 from weft.collectives.handle import Handle
-from weft.collectives.kinds import ALL_REDUCE, DTYPES, REDUCE_SCATTER, reduction
+from weft.collectives.kinds import ALL_REDUCE, REDUCE_SCATTER, reduction
 from weft.operation import split
 
 
@@ -68,18 +67,14 @@ def all_reduce(
     is in place. Every rank adds a part of it and passes the sums on as they are made.
     """
     channel = channels.of(group)
-    if not async_op and out is not None and op == "sum" and plain(x) and plain(out):
-        source, target, size, dtype = x.data_ptr(), out.data_ptr(), x.nbytes, x.dtype
-        apart = source + size <= target or target + size <= source
-        if (
-            dtype in DTYPES
-            and out.dtype is dtype
-            and out.shape == x.shape
-            and (apart or source == target)
-            and engine == "dma"
-        ):
-            channel.at_once(ALL_REDUCE, dtype, source, target, size)
-            return out
+    if (
+        out is not None
+        and not async_op
+        and op == "sum"
+        and engine == "dma"
+        and channel.quick(ALL_REDUCE, x, out)
+    ):
+        return out
     x, out, number = checked(channel, async_op, _reduced, x, op, out, engine)
     job = channel.alike(
         ALL_REDUCE, x, out, x.nbytes, reduction=number, engine=engine, background=async_op
@@ -128,6 +123,15 @@ def reduce_scatter(
     `sizes` says. out: may be this rank's rows of x (in place). op: as for `all_reduce`.
     """
     channel = channels.of(group)
+    if (
+        out is not None
+        and not async_op
+        and sizes is None
+        and op == "sum"
+        and engine == "dma"
+        and channel.quick(REDUCE_SCATTER, x, out)
+    ):
+        return out
     x, into, number, counts = checked(
         channel, async_op, _reduce_scattered, channel, x, op, sizes, out, engine
     )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Protocol
@@ -12,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.futures import Future
 
+from weft import fabric as fabrics
 from weft.collectives.channel import FOREVER, Channel
 from weft.collectives.handle import Handle
 from weft.errors import Error, Mismatch
@@ -36,7 +39,7 @@ class Receipt:
     ) -> None:
         self._channel = channel
         self._message = message
-        self._tensor = tensor  # stays alive while it may be touched
+        self._tensor = tensor
         self._what = what
 
     def done(self) -> bool:
@@ -139,16 +142,36 @@ class Work(dist.Work):
         return self._future
 
 
+_IDLE = 5.0
+"""Seconds after which a watcher without works ends: groups come and go, and their watchers too."""
+
+_watching = threading.Lock()
+_watchers: dict[int, _Watcher] = {}
+_messages: set[threading.Thread] = set()
+_ending = False
+
+
 class _Watcher(threading.Thread):
     """Completes futures: of works in their order, for the channel ends them in that order."""
 
-    def __init__(self) -> None:
+    def __init__(self, key: int) -> None:
         super().__init__(name="weft-futures", daemon=True)
-        self.works: queue.SimpleQueue[Work] = queue.SimpleQueue()
+        self.key = key
+        self.works: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
 
     def run(self) -> None:
         while True:
-            _complete(self.works.get())
+            try:
+                work = self.works.get(timeout=_IDLE)
+            except queue.Empty:
+                with _watching:
+                    if not self.works.empty():
+                        continue
+                    _watchers.pop(self.key, None)
+                return
+            if work is None:
+                return
+            _complete(work)
 
 
 def _complete(work: Work) -> None:
@@ -157,23 +180,46 @@ def _complete(work: Work) -> None:
     try:
         work.wait()
     except Error as error:
-        future.set_exception(RuntimeError(f"{type(error).__name__}: {error}"))
+        if not _ending:  # nobody is left to hear of it
+            future.set_exception(RuntimeError(f"{type(error).__name__}: {error}"))
     else:
         future.set_result(work._result)
 
 
-_watchers: dict[int, _Watcher] = {}
+def _complete_message(work: Work) -> None:
+    _complete(work)
+    with _watching:
+        _messages.discard(threading.current_thread())
 
 
 def _watch(work: Work) -> None:
     """One watcher per channel, so that a group never waits for another's futures."""
     first = work._pending[0]
-    if not isinstance(first, Handle):  # messages end in any order
-        threading.Thread(target=_complete, args=(work,), daemon=True).start()
-        return
-    key = id(first.channel)
-    watcher = _watchers.get(key)
-    if watcher is None or not watcher.is_alive():
-        watcher = _watchers[key] = _Watcher()
-        watcher.start()
-    watcher.works.put(work)
+    with _watching:
+        if not isinstance(first, Handle):  # messages end in any order
+            thread = threading.Thread(target=_complete_message, args=(work,), daemon=True)
+            _messages.add(thread)
+            thread.start()
+            return
+        key = id(first.channel)
+        watcher = _watchers.get(key)
+        if watcher is None or not watcher.is_alive():
+            watcher = _watchers[key] = _Watcher(key)
+            watcher.start()
+        watcher.works.put(work)
+
+
+@atexit.register
+def _end_watchers() -> None:
+    """Ends what is under way, and those who wait for it. Python stops a thread that comes back from
+    native code while it ends by unwinding its stack, which C++ answers with an abort."""
+    global _ending
+    _ending = True
+    fabrics._close_all()
+    with _watching:
+        watchers, messages = list(_watchers.values()), list(_messages)
+    for watcher in watchers:
+        watcher.works.put(None)
+    until = time.monotonic() + _IDLE
+    for thread in (*watchers, *messages):
+        thread.join(max(0.0, until - time.monotonic()))

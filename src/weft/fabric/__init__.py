@@ -15,6 +15,7 @@ from weft.fabric.host import HostFabric, deadline_of
 from weft.fabric.link import Link
 from weft.fabric.meeting import hello
 
+_world = dist.distributed_c10d._world
 _open: dict[int, HostFabric] = {}
 _changing = threading.Lock()
 _opening: WeakKeyDictionary[dist.ProcessGroup, threading.Lock] = WeakKeyDictionary()
@@ -24,6 +25,10 @@ group first."""
 
 def of(group: dist.ProcessGroup | None = None) -> HostFabric:
     """The fabric of a group (None: of all ranks), opened at the first call, made by all ranks."""
+    asked = group if group is not None else _world.default_pg
+    known = _open.get(id(asked))
+    if known is not None and known.group_ref() is asked and known.pid == os.getpid():
+        return known
     if not dist.is_available() or not dist.is_initialized():
         raise Unsupported(
             "there is no process group yet; call torch.distributed.init_process_group('gloo') first"
@@ -57,6 +62,15 @@ def _opened(group: dist.ProcessGroup) -> HostFabric:
     return GroupFabric(group, cards)
 
 
+def close(group: dist.ProcessGroup) -> None:
+    """Leaves a group, if its fabric is open: peers that wait for this rank hear it at once."""
+    with _changing:
+        fabric = _open.get(id(group))
+        if fabric is not None and fabric.group_ref() is group:
+            del _open[id(group)]
+            fabric.close()
+
+
 def _close_stale() -> None:
     """Closes the fabrics of groups that torch.distributed has destroyed."""
     alive = dist.distributed_c10d._world.pg_map
@@ -73,4 +87,4 @@ def _close_all() -> None:
     _open.clear()
 
 
-__all__ = ["GroupFabric", "HostFabric", "Link", "of"]
+__all__ = ["GroupFabric", "HostFabric", "Link", "close", "of"]

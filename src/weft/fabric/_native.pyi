@@ -90,14 +90,45 @@ class Job:
     outcome: Outcome
     number: int
     words: str
+    marks: list[tuple[int, int, int, int, int]]
 
+class Facts:
+    kind: int
+    dtype: int
+    reduction: int
+    holds_core: bool
+    number: int
+    item: int
+    bytes_in: int
+    bytes_out: int
+    came: list[int]
+    chunks: int
+    started: int
+    ended: int
+
+SMALL_BYTES: int
+CHUNK_BYTES: int
+STREAM_BYTES: int
+
+def learn_tensors(type: type) -> bool: ...
 def can_reduce(dtype: int, reduction: int) -> bool: ...
 
 class Channel:
     def __init__(self, fabric: Fabric, spin_ns: int, crowded: bool) -> None: ...
+    def quick(
+        self,
+        kind: int,
+        x: object,
+        out: object,
+        reduction: int,
+        root: int,
+        patience: float,
+        /,
+    ) -> Job | bool: ...
+    def last(self) -> Facts: ...
+    def tune(self, small: int, chunk: int, stream: int, /) -> None: ...
     def alike(
         self,
-        world: int,
         kind: int,
         dtype: int,
         item: int,
@@ -109,6 +140,7 @@ class Channel:
         target: int,
         num_bytes: int,
         background: bool,
+        record: bool,
         /,
     ) -> Job | None: ...
     def various(
@@ -127,6 +159,7 @@ class Channel:
         out_at: Sequence[int],
         out_sizes: Sequence[int],
         background: bool,
+        record: bool,
         /,
     ) -> Job: ...
     def refuse(self, words: str, patience: int, background: bool, /) -> Job: ...
@@ -254,6 +287,40 @@ class KernelRun:
     ) -> None: ...
     def go(self) -> Outcome: ...
 
+class Repeat:
+    def __init__(
+        self,
+        kernel: Kernel,
+        kernels: str,
+        signature: int,
+        blob: bytes,
+        signatures: Sequence[int],
+        partial_bytes: int,
+    ) -> None: ...
+    def start(
+        self,
+        fabric: Fabric,
+        call: int,
+        patience: int,
+        x: int,
+        rows: int,
+        x_pitch: int,
+        w: int,
+        type: int,
+        transposed: bool,
+        pitch: int,
+        k: int,
+        scale: int,
+        y: int,
+        inbox: int,
+        inbox_offset: int,
+        y_offset: int,
+        /,
+    ) -> Outcome: ...
+    def go(self) -> Outcome: ...
+
+def is_set(name: str) -> bool: ...
+def advise_huge(address: int, size: int) -> None: ...
 def same_samples(
     w: int, row: int, column: int, packed: int, k: int, n: int, item: int, count: int
 ) -> bool: ...

@@ -132,7 +132,8 @@ class GroupFabric(HostFabric):
         half = self._relay.size // 2
         begin = (self.call % 2) * half
         memory = torch.from_numpy(self._relay.array())[begin : begin + half]
-        return {RELAY: Shared(self._relay.offset + begin, memory)}
+        offset = self._relay.offset + begin
+        return {RELAY: Shared(offset, memory, memory.data_ptr(), memory.numel())}
 
     def close(self) -> None:
         super().close()

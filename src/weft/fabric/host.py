@@ -56,6 +56,8 @@ class Shared(NamedTuple):
 
     offset: int
     memory: torch.Tensor
+    pointer: int
+    size: int
 
 
 class HostFabric:
@@ -76,6 +78,7 @@ class HostFabric:
         self.call = 0
         self.broken: Error | None = None
         self.runners: dict[Any, Any] = {}
+        self.repeats: dict[Any, Any] = {}  # calls that are known from their arguments on
         self.chosen: Any = None  # what `weft.select` remembers of this group
         self._stage: list[_native.Block | None] = [None, None]
         self._shared: dict[tuple[str, int], Shared] = {}
@@ -99,7 +102,8 @@ class HostFabric:
 
     def land(self, shape: Sequence[int], dtype: torch.dtype) -> Landing:
         """Memory for a result into which peers store."""
-        return self.landings.make(shape, dtype, self._allocate)
+        with self.lock:
+            return self.landings.make(shape, dtype, self._allocate)
 
     def _meet(self) -> Any:
         return self._open_heap()
@@ -209,10 +213,13 @@ class HostFabric:
         name that take turns: by a call's turn nobody touches what an earlier one left there."""
         key = (name, self.call % 2)
         found = self._shared.get(key)
-        if found is None or found.memory.numel() < size:
+        if found is None or found.size < size:
             self._shared.pop(key, None)
             block = self._allocate(max(size, 1))
-            found = self._shared[key] = Shared(block.offset, torch.from_numpy(block.array()))
+            memory = torch.from_numpy(block.array())
+            found = self._shared[key] = Shared(
+                block.offset, memory, memory.data_ptr(), memory.numel()
+            )
         return found
 
     def standing(self) -> dict[str, Shared]:
@@ -363,6 +370,7 @@ class HostFabric:
         if self.pid == os.getpid():
             self._end_channels()
         self.runners.clear()
+        self.repeats.clear()
         # It refers to this fabric: kept, the circle would hold the process group until the
         # interpreter ends, which is too late to destroy it.
         self.chosen = None

@@ -26,7 +26,7 @@ from weft.ops.common import (
 )
 from weft.ops.embedding_gradient import gradients
 from weft.ops.landed import carry_out_landed, in_kernel, landing_for
-from weft.plan.embedding_all_to_all import MAX_SLICES, EmbeddingAllToAll
+from weft.plan.embedding_all_to_all import EmbeddingAllToAll
 from weft.run.bags import Bags
 from weft.run.call import check_tensor, refuse
 from weft.run.proposal import Proposal
@@ -37,7 +37,7 @@ NAME = "embedding_all_to_all"
 Tables = Sequence[torch.Tensor]
 _NAMES = {name: dtype for dtype, name in DTYPES.items()}
 _SERIAL, _FUSED = Schedule.parse("serial"), Schedule.parse("fused")
-_SLICED = Schedule.parse(f"hetero-unfused-1d:{MAX_SLICES}")
+_SLICED = Schedule.parse("hetero-unfused-1d:8")
 
 
 def embedding_all_to_all(
@@ -210,12 +210,13 @@ def _combine(proposals: Sequence[Proposal]) -> EmbeddingAllToAll:
                     f"ranks disagree on {name}: it is {value} on rank {first} "
                     f"and {said[what]} on rank {rank}"
                 )
-    columns = tuple(sum(dim * count for dim, count in said["dims"]) for said in own)
+    tables = tuple(tuple(d for d, count in said["dims"] for _ in range(count)) for said in own)
+    columns = tuple(map(sum, tables))
     bags, dtype = found.get("bags", (0, 0))[1], found.get("dtype", (0, "float32"))[1]
     size = (bags, sum(columns), dtype)
     if any(said["known"] != size for said in own):
         raise _Renew(size)
-    return EmbeddingAllToAll(split(bags, len(own)), columns, dtype=dtype)
+    return EmbeddingAllToAll(split(bags, len(own)), columns, dtype=dtype, tables=tables)
 
 
 def _runs(sizes: Sequence[int]) -> tuple[tuple[int, int], ...]:

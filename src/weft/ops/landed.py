@@ -42,9 +42,10 @@ def carry_out_landed(
     shape: Sequence[int],
     dtype: torch.dtype,
     out: torch.Tensor | None,
+    entered: bool = False,
 ) -> torch.Tensor:
     """Carries out a call with one output, y, and gives it where the caller wants it. landing: where
-    peers store it; None where they do not."""
+    peers store it; None where they do not. entered: see `carry_out`."""
 
     def outputs(operation: Plannable, rank: int) -> Tensors:
         if landing is not None:
@@ -64,6 +65,7 @@ def carry_out_landed(
             workspaces,
             decision.observe,
             {} if landing is None else {"y": landing.offset},
+            entered,
         )["y"]
     except BaseException:
         if landing is not None and fabric.broken is not None:

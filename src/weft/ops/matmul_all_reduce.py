@@ -59,7 +59,8 @@ def matmul_all_reduce(
     is sent. Where every rank has a loss of its own, add up dy over the ranks first. A bias is added
     outside, once: `y + bias`.
     """
-    if dispatched([x, w], out):
+    graph = torch.compiler.is_compiling() or torch.is_grad_enabled()
+    if graph and dispatched([x, w], out):
         y: torch.Tensor = torch.ops.weft.matmul_all_reduce(
             x, w, reduce_op, group_name(group), scale, schedule=str(schedule)
         )

@@ -13,53 +13,71 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from weft.fabric import _native
+from weft.run.bags import TYPES
+from weft.run.repeat import Place
 
-_SAMPLES = 64
+_SWITCH = "WEFT_PREPACK"
+_SAMPLES = 16
 _MOST = 4096
-
-Key = tuple[object, ...]
 
 
 class _Pack(NamedTuple):
     storage: StorageWeakRef
     version: int
     columns: torch.Tensor | None
+    """[K, N], the elements of a column side by side."""
+    place: Place | None
 
 
-_packs: dict[Key, _Pack] = {}
+_packs: dict[tuple[object, ...], _Pack] = {}
 
 
-def packed(w: torch.Tensor) -> torch.Tensor:
-    """w, or an equal tensor whose columns lie together if w has been here before.
+def packed(w: torch.Tensor) -> tuple[torch.Tensor, Place]:
+    """w, or an equal tensor whose columns lie together if w has been here before; and where it is.
+    Rows or columns of what it gives lie together, whatever w is a view of.
 
     A write to w is noticed by its version counter; writes through `w.data` leave no trace there, so
     some elements are compared as well.
     """
-    k, n = w.shape
-    if k <= 1 or n == 0 or w.stride(0) == 1 or os.environ.get("WEFT_PREPACK") == "0":
-        return w
-    storage = w.untyped_storage()
-    key = (storage._cdata, w.storage_offset(), tuple(w.shape), w.stride(), w.dtype)
+    k, n = shape = w.shape
+    row, column = strides = w.stride()
+    pointer, dtype = w.data_ptr(), w.dtype
+    if row == 1 and k > 1:
+        return w, (pointer, TYPES[dtype], True, column * dtype.itemsize, k)
+    if k <= 1 or n == 0 or (_native.is_set(_SWITCH) and os.environ.get(_SWITCH) == "0"):
+        return _by_rows(w)
+    key = (pointer, shape, strides, dtype)
     version = -1 if w.is_inference() else w._version
     found = _packs.get(key)
     if found is None or _is_gone(found) or found.version != version:
         _forget_dead()
-        _packs[key] = _Pack(StorageWeakRef(storage), version, None)  # type: ignore[no-untyped-call]
-        return w
-    if found.columns is not None and _same(w, found.columns):
-        return found.columns.t()
-    columns = w.detach().t().contiguous()
-    _packs[key] = found._replace(columns=columns)
-    return columns.t()
+        storage = StorageWeakRef(w.untyped_storage())  # type: ignore[no-untyped-call]
+        _packs[key] = _Pack(storage, version, None, None)
+        return _by_rows(w)
+    columns, place = found.columns, found.place
+    if columns is not None and place is not None:
+        item = dtype.itemsize
+        if _native.same_samples(pointer, row, column, place[0], k, n, item, _SAMPLES):
+            return columns, place
+    columns = _by_columns(w)
+    place = (columns.data_ptr(), TYPES[dtype], True, k * dtype.itemsize, k)
+    _packs[key] = found._replace(columns=columns, place=place)
+    return columns, place
 
 
-def _same(w: torch.Tensor, columns: torch.Tensor) -> bool:
-    """Whether some elements, spread over all of them, are equal in both."""
+def _by_columns(w: torch.Tensor) -> torch.Tensor:
+    """A copy of w with the elements of a column side by side. It is read from end to end again and
+    again, so it is put on large pages, if the system has some."""
     k, n = w.shape
-    pitches = (w.stride(0), w.stride(1))
-    return _native.same_samples(
-        w.data_ptr(), *pitches, columns.data_ptr(), k, n, w.element_size(), _SAMPLES
-    )
+    columns = torch.empty(n, k, dtype=w.dtype)
+    _native.advise_huge(columns.data_ptr(), columns.nbytes)
+    return columns.copy_(w.detach().t()).t()
+
+
+def _by_rows(w: torch.Tensor) -> tuple[torch.Tensor, Place]:
+    """w with the elements of a row side by side."""
+    w = w if w.stride(1) == 1 else w.contiguous()
+    return w, (w.data_ptr(), TYPES[w.dtype], False, w.stride(0) * w.element_size(), w.shape[0])
 
 
 def _forget_dead() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
@@ -27,7 +28,15 @@ from weft.ops.common import (
     requested,
     spaces_of,
 )
-from weft.ops.few_rows import check_weight, few_rows, widened
+from weft.ops.few_rows import (
+    Arguments,
+    again,
+    arguments_of,
+    check_weight,
+    few_rows,
+    remember,
+    widened,
+)
 from weft.ops.landed import carry_out_landed, in_kernel, landing_for
 from weft.ops.packing import packed
 from weft.plan.in_kernel import inbox_bytes
@@ -55,12 +64,43 @@ def summed(
 ) -> torch.Tensor:
     """The sum of the ranks' x @ w: this rank's rows of it, or for `matmul_all_reduce` all."""
     fabric = fabrics.of(group)
+    if name != MatmulAllReduce.name:
+        return _summed(
+            fabric, name, x, w, dim, reduce_op, schedule, own_rows, out, scale, None, None
+        )
+    with fabric.lock:
+        arguments = arguments_of(x, w, reduce_op, schedule, out, scale)
+        made = None if arguments is None else again(fabric, arguments, x, w, out, scale)
+        if isinstance(made, torch.Tensor):
+            return made.div_(fabric.world) if reduce_op == "avg" else made
+        return _summed(
+            fabric, name, x, w, dim, reduce_op, schedule, own_rows, out, scale, arguments, made
+        )
+
+
+def _summed(
+    fabric: HostFabric,
+    name: str,
+    x: torch.Tensor,
+    w: torch.Tensor,
+    dim: int,
+    reduce_op: str,
+    schedule: str | Schedule,
+    own_rows: int | None,
+    out: torch.Tensor | None,
+    scale: torch.Tensor | None,
+    arguments: Arguments | None,
+    landing: Landing | None,
+) -> torch.Tensor:
+    """The same, looked at closely. arguments: by which the next call like this one is known again.
+    landing: with which this rank has entered the call already, where it has."""
     everywhere = _OPERATIONS[name].everywhere
-    landing: Landing | None = None
+    entered = landing is not None
+    given = x
     try:
         decision = requested(schedule)
         if everywhere and isinstance(x, torch.Tensor) and isinstance(w, torch.Tensor):
-            m = x.numel() // max(x.shape[-1], 1) if x.dim() else 0
+            m = math.prod(x.shape[:-1])  # not by way of numel: a rank's K may be 0
             decision = decision or few_rows(fabric, m, x.dtype)
             w, scale = _prepared(fabric, decision, x, w, scale, m)
         check_operands("x", x, [w], any_weight=everywhere)
@@ -87,9 +127,15 @@ def summed(
         decision = decide(fabric, name, sizes, lambda: _expected(sizes, fabric.world))
     try:
         proposal = _proposal(sizes, decision.said, decision.told)
-        if in_kernel(fabric, decision):
+        fused = in_kernel(fabric, decision)
+        if fused:
             spaces = {"inbox": inbox_bytes(fabric.world, fabric.rank, m, n, dtype_name(x.dtype))}
-            landing = landing_for(fabric, shape, x.dtype, out)
+            if landing is None:
+                landing = landing_for(fabric, shape, x.dtype, out)
+            else:
+                landing = Landing(landing.tensor.view(shape), landing.offset)
+            if rows.stride(1) != 1:
+                rows = rows.contiguous()
         else:
             spaces = spaces_of(decision, fabric.world, m, own, n, dtype_name(x.dtype), True)
             if everywhere:
@@ -105,8 +151,10 @@ def summed(
     if scale is not None:
         inputs["scale"] = scale
     y = carry_out_landed(
-        fabric, proposal, decision, inputs, _combine, spaces, landing, shape, x.dtype, out
+        fabric, proposal, decision, inputs, _combine, spaces, landing, shape, x.dtype, out, entered
     )
+    if fused and decision.observe is None:
+        remember(fabric, arguments, proposal, decision.why, spaces["inbox"], given, n)
     if reduce_op == "avg":
         y.div_(fabric.world)
     return as_shaped(y, x, dim)
@@ -154,7 +202,7 @@ def _prepared(
     check_weight(x, w, scale)
     fused = decision is not None and in_kernel(fabric, decision)
     if fused and m <= FEW_ROWS and x.dtype != torch.float64:
-        return packed(w), None if scale is None else scale.contiguous()
+        return packed(w)[0], None if scale is None else scale.contiguous()
     return widened(x, w, scale), None
 
 

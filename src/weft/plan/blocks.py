@@ -18,7 +18,9 @@ Cell = tuple[int, int, int, int]
 
 INTENSITY = 160
 """The least rows * columns / (rows + columns) of a chunk: multiplications per element that its GEMM
-reads. On a processor a GEMM above it takes at most a twentieth longer than as part of a whole."""
+reads. On a processor a GEMM above it takes at most a tenth longer than as part of a whole."""
+TAPERED_INTENSITY = 200
+"""The same where the ends are cut finer anyway, so that the others need not be small."""
 FEWEST, MOST = 4, 16
 
 
@@ -31,23 +33,29 @@ def cuts(rows: int, columns: int, depth: int) -> tuple[int, int]:
 
 
 def cells(rows: int, columns: int, depth: int, tapered: bool = False) -> list[Cell]:
-    """The chunks, those of the first rows first. Tapered: the last is halved, for what follows it
-    has nothing to hide behind."""
+    """The chunks, those of the first rows first. Tapered: the first is halved, for links stand
+    still until it is made, and the last halved twice, for its way has nothing to hide behind."""
     down, across = cuts(rows, columns, depth)
     made = [(*slab, *part) for slab in slices(rows, down) for part in slices(columns, across)]
-    if tapered and depth > 1:
-        row, high, column, wide = made.pop()
-        made += [(row, high, column + at, size) for at, size in slices(wide, 2)]
+    if tapered and len(made) > 1:
+        first, *rest, last = made
+        *half, end = _halves(last)
+        made = [*_halves(first), *rest, *half, *_halves(end)]
     return [cell for cell in made if cell[1] and cell[3]]
 
 
-def depth_of(rows: int, columns: int) -> int:
+def _halves(cell: Cell) -> list[Cell]:
+    row, high, column, wide = cell
+    return [(row, high, column + at, size) for at, size in slices(wide, 2)]
+
+
+def depth_of(rows: int, columns: int, tapered: bool = False) -> int:
     """The number of chunks where the schedule leaves it open: as many as keep their intensity."""
-    depth = FEWEST
+    depth, least = FEWEST, TAPERED_INTENSITY if tapered else INTENSITY
     while depth < MOST:
         down, across = cuts(rows, columns, 2 * depth)
         high, wide = rows / down, columns / across
-        if high * wide < INTENSITY * (high + wide):
+        if high * wide < least * (high + wide):
             break
         depth *= 2
     return depth

@@ -4,7 +4,8 @@ of all tables for its share of the batch. What a recommendation model (DLRM) doe
 A lookup writes a bag's pooled rows wherever it is told, so a serial or chunked schedule needs no
 packing: lookups fill `partial`, and copies bring its rows to their columns of y. From inside the
 kernel (`fused`) there is no `partial` either: workers store pooled rows straight into the y of the
-rank that needs them, the slices of peers first.
+rank that needs them. They go table by table, for a table's rows and pages are found again in the
+caches of data and addresses while it is at hand; of each table, what is for peers comes first.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from weft.plan.tasks import Buffer, Plan, Region
 from weft.plan.trace import Contents, Data, covers_once
 from weft.schedule import Schedule
 
-MAX_SLICES = 8
-"""The bags of one rank are cut into at most so many slices, each with a counter of its own."""
-SLICE_BAGS = 32
+MAX_SLICES = 16
+"""What a rank looks up is cut into at most so many slices, each with a counter of its own."""
+SLICE_BAGS = 512
+"""A table is not cut into slices of fewer bags of a rank."""
 
 
 @register
@@ -33,13 +35,14 @@ class EmbeddingAllToAll:
 
     batch: how many bags each rank gets. columns: the sum of its tables' dims, for every rank.
     pooling: how many rows a bag adds up, in the mean, or 0 where it is not known; no result depends
-    on it, but times do.
+    on it, but times do. tables: the dims of every rank's tables, where they are known.
     """
 
     batch: tuple[int, ...]
     columns: tuple[int, ...]
     pooling: int = 0
     dtype: str = "float32"
+    tables: tuple[tuple[int, ...], ...] = ()
 
     name: ClassVar[str] = "embedding_all_to_all"
     in_kernel: ClassVar[bool] = True
@@ -68,7 +71,8 @@ class EmbeddingAllToAll:
 
     def compute_only(self) -> EmbeddingAllToAll:
         """The lookups that one rank carries out."""
-        return replace(self, batch=(sum(self.batch),), columns=self.columns[:1])
+        first = self.columns[:1]
+        return replace(self, batch=(sum(self.batch),), columns=first, tables=self.tables[:1])
 
     def refuses(self, schedule: Schedule) -> str | None:
         """Why a schedule makes no sense here; None where it does."""
@@ -135,8 +139,7 @@ class _Lowering:
             if op.world > 1 and schedule.fusion != "kernel":
                 rows, columns = sum(op.batch), op.columns[rank]
                 self.partial.append(add("partial", rank, rows, columns, "workspace"))
-        default = min(MAX_SLICES, -(-max(op.batch) // SLICE_BAGS) or 1)
-        self.depth = default if schedule.fusion == "kernel" else op.world
+        self.depth = MAX_SLICES if schedule.fusion == "kernel" else op.world
         if schedule.depth is not None:
             self.depth = max(schedule.depth, 1)
 
@@ -144,14 +147,36 @@ class _Lowering:
         op = self.op
         stored: list[list[int | None]] = [[] for _ in range(op.world)]
         for rank in range(op.world):
-            for number in range(self.depth):
-                chunks = self._step(number, self._after(rank))
-                task = self.store(rank, chunks, f"slice {number} for peers")
-                for owner, _, _ in chunks if op.columns[rank] else ():
-                    stored[owner].append(task)
-            self.store(rank, [(rank, 0, op.batch[rank])], "own slice")
+            groups = self._groups(rank)
+            cuts = min(self.depth // len(groups), -(-max(op.batch) // SLICE_BAGS)) or 1
+            if self.schedule.depth is not None:
+                cuts = -(-self.depth // len(groups))
+            for group, columns in enumerate(groups):
+                for number in range(cuts):
+                    chunks = self._step(number, [*self._after(rank), rank], cuts)
+                    label = f"slice {group * cuts + number}"
+                    task = self.store(rank, chunks, label, columns)
+                    for owner, _, _ in chunks if columns[1] else ():
+                        if owner != rank:
+                            stored[owner].append(task)
         for rank in range(op.world):
             self.builder.wait(rank, stored[rank], label="slices of peers")
+
+    def _groups(self, rank: int) -> list[tuple[int, int]]:
+        """(first column, columns) of every slice: whole tables, about as many columns in each."""
+        op, columns = self.op, self.op.columns[rank]
+        if not op.tables:
+            return list(slices(columns, self.depth))
+        groups: list[tuple[int, int]] = []
+        first = end = 0
+        for dim in op.tables[rank]:
+            end += dim
+            if (end - first) * self.depth >= columns and end > first:
+                groups.append((first, end - first))
+                first = end
+        if end > first or not groups:
+            groups.append((first, end - first))
+        return groups
 
     def chunked(self) -> None:
         op = self.op
@@ -195,8 +220,8 @@ class _Lowering:
             return [[c] for owner in owners for step in steps for c in step if c[0] == owner]
         return [[chunk] for step in steps for chunk in step]
 
-    def _step(self, number: int, owners: list[int]) -> list[Chunk]:
-        cuts = [(owner, slices(self.op.batch[owner], self.depth)) for owner in owners]
+    def _step(self, number: int, owners: list[int], depth: int | None = None) -> list[Chunk]:
+        cuts = [(owner, slices(self.op.batch[owner], depth or self.depth)) for owner in owners]
         return [(o, *cut[number]) for o, cut in cuts if number < len(cut) and cut[number][1]]
 
     def _after(self, rank: int) -> list[int]:
@@ -209,9 +234,14 @@ class _Lowering:
         owner, row, rows = chunk
         return Region(owner, "y", row, rows, self.first_column[maker], self.op.columns[maker])
 
-    def store(self, rank: int, chunks: list[Chunk], label: str) -> int | None:
-        """Looks up chunks and stores them where they are needed."""
+    def store(
+        self, rank: int, chunks: list[Chunk], label: str, columns: tuple[int, int] | None = None
+    ) -> int | None:
+        """Looks up chunks, of all columns or so many from the first on, and stores them where they
+        are needed."""
         moves = [(self._rows(self.bags[rank], c[0], c), self._target(rank, c)) for c in chunks]
+        if columns is not None:
+            moves = [(_some(source, *columns), _some(target, *columns)) for source, target in moves]
         return self.builder.lookup(rank, moves, self.op.pooling, label=label)
 
     def _fill(self, rank: int, chunks: list[Chunk]) -> int | None:
@@ -221,3 +251,8 @@ class _Lowering:
         ]
         names = ", ".join(f"{owner}[{row}:{row + rows}]" for owner, row, rows in chunks[:2])
         return self.builder.lookup(rank, moves, self.op.pooling, label=f"bags of {names}")
+
+
+def _some(region: Region, first: int, columns: int) -> Region:
+    """So many columns of a region, from the first on."""
+    return replace(region, column=region.column + first, columns=columns)

@@ -15,7 +15,13 @@ that the other rank owns:
 
 Cut by columns (2d), a chunk is a block of N: the sums over K are whole in every chunk. Direct makes
 a chunk in its owner's memory. Where all ranks need the sums (all-reduce), owners pass them on chunk
-by chunk, too. Sums are in the order of ranks, whatever the order of arrival.
+by chunk, too, and adaptive weaves a rank's own chunks between those of its peers, one step behind,
+so that links always have work; small chunks come first and last. s1 are the sums of the other rank:
+
+    adaptive           compute| y1.0  y1.1  y0.0+ y1.2  y0.1+ y1.3  y0.2+ y0.3+ |+|
+                       engine        | y0.0 | y0.1 | s1.0 | y0.2 | s1.1 | y0.3 | s1.2 | s1.3 |
+
+Sums are in the order of ranks, whatever the order of arrival.
 """
 
 from __future__ import annotations
@@ -71,7 +77,7 @@ def default_depth(operation: Scattering, schedule: Schedule) -> int:
     if schedule.engine == "direct":
         return 1
     most = max(rows for rank in range(operation.world) for rows in operation.sizes(rank))
-    return depth_of(most, operation.n)
+    return depth_of(most, operation.n, tapered=operation.everywhere)
 
 
 def shared_bytes(
@@ -95,6 +101,9 @@ def lower(operation: Scattering, schedule: Schedule) -> Plan:
     if operation.world == 1:
         ranks[0].alone()
         return builder.plan()
+    if all(rank.woven for rank in ranks):
+        _weave(ranks)
+        return builder.plan()
     for rank in ranks:
         rank.make()
     for rank in ranks:
@@ -105,6 +114,23 @@ def lower(operation: Scattering, schedule: Schedule) -> Plan:
         for rank in ranks:
             rank.gather(ranks)
     return builder.plan()
+
+
+def _weave(ranks: Sequence[_Rank]) -> None:
+    """Every rank makes the chunks of its peers, and between them, one step behind, its own: by then
+    the peers' parts of these have come, so that sums are on their way while there is still much to
+    make, and links are never without work."""
+    for step in range(max(rank.num_steps for rank in ranks) + 1):
+        for rank in ranks:
+            rank.make_step(step)
+        for rank in ranks:
+            rank.pull_step(ranks, step)
+        for rank in ranks:
+            rank.sum_step(step - 1)
+        for rank in ranks:
+            rank.gather_step(ranks, step - 1)
+    for rank in ranks:
+        rank.bring_own()
 
 
 class _Made(NamedTuple):
@@ -137,7 +163,10 @@ class _Rank:
         self.made: dict[int, list[_Made]] = {owner: [] for owner in range(op.world)}
         self.arrived: dict[int, list[_Made]] = {}
         self.sums: list[_Made] = []
+        self.woven = self.adaptive and self.hetero and op.everywhere and not self.direct
         self._pulled: int | None = None
+        self._multiplied: int | None = None
+        self._num_made = 0
         self._buffers()
 
     def _buffers(self) -> None:
@@ -181,6 +210,19 @@ class _Rank:
             for owner, cell in self._chunks():
                 self._multiply_chunk(owner, cell)
 
+    @property
+    def num_steps(self) -> int:
+        return max((len(self._cells(owner)) for owner in range(self.op.world)), default=0)
+
+    def make_step(self, step: int) -> None:
+        """The products of this step for all peers, and of the step before it for this rank."""
+        for owner in [*self.owners, self.rank]:
+            cells, number = self._cells(owner), step - (owner == self.rank)
+            if 0 <= number < len(cells):
+                # Loose, so that sums may come between, and each after the last, in this order.
+                self._multiply_chunk(owner, cells[number], merge=self._num_made)
+                self._num_made += 1
+
     def _blocks(self) -> list[tuple[int, int]]:
         """The rows that one GEMM of a step has, where columns are cut."""
         if self.schedule.fusion != "fused":
@@ -214,7 +256,9 @@ class _Rank:
         label = f"y{owner}[{row}:{row + rows}]"
         if columns < self.op.n:
             label += f"[{column}:{column + columns}]"
-        task = self._matmul(a, column, columns, region, label, merge=merge)
+        after = self._multiplied if self.woven else None
+        task = self._matmul(a, column, columns, region, label, merge=merge, after=after)
+        self._multiplied = task if task is not None else self._multiplied
         self.made[owner].append(_Made(*cell, region, task))
 
     def _whole(self, owner: int) -> Cell:
@@ -297,13 +341,24 @@ class _Rank:
             pairs = list(zip(self.makers, made, strict=True))
             order = [(m, some[i]) for i in range(longest) for m, some in pairs if i < len(some)]
         for maker, piece in order:
-            if self.op.summed:
-                target, row = "inbox", self._box(maker, self.rank) + piece.row
-            else:
-                target, row = "y", self.places[maker] + piece.row
-            region = Region(self.rank, target, row, piece.rows, piece.column, piece.columns)
-            task = self._copy(maker, piece.region, region, piece.task, f"y{self.rank} of {maker}")
-            self.arrived[maker].append(piece._replace(region=region, task=task))
+            self._pull_piece(maker, piece)
+
+    def pull_step(self, ranks: Sequence[_Rank], step: int) -> None:
+        """Fetches what peers made for this rank in one step."""
+        for maker in self.makers:
+            arrived = self.arrived.setdefault(maker, [])
+            pieces = ranks[maker].made[self.rank]
+            if len(arrived) == step < len(pieces):
+                self._pull_piece(maker, pieces[step])
+
+    def _pull_piece(self, maker: int, piece: _Made) -> None:
+        if self.op.summed:
+            target, row = "inbox", self._box(maker, self.rank) + piece.row
+        else:
+            target, row = "y", self.places[maker] + piece.row
+        region = Region(self.rank, target, row, piece.rows, piece.column, piece.columns)
+        task = self._copy(maker, piece.region, region, piece.task, f"y{self.rank} of {maker}")
+        self.arrived[maker].append(piece._replace(region=region, task=task))
 
     def _copy(
         self, peer: int, source: Region, target: Region, after: int | None, label: str
@@ -322,7 +377,7 @@ class _Rank:
         """This rank's own rows, and what it does with those that peers made for it."""
         own = self._cells(self.rank)
         if self.hetero and self.rows[self.rank]:
-            if self.adaptive and self.op.everywhere:
+            if self.adaptive and self.op.everywhere:  # direct: peers read sums as they are made
                 for number, cell in enumerate(own):
                     self._multiply_chunk(self.rank, cell, merge=number)
             elif self.schedule.fusion == "fused" and self.schedule.cut == "rows":
@@ -334,6 +389,12 @@ class _Rank:
                 self._sum(cell)
         else:
             self._keep()
+
+    def sum_step(self, step: int) -> None:
+        """One sum of this rank's own rows."""
+        own = self._cells(self.rank)
+        if 0 <= step < len(own):
+            self._sum(own[step])
 
     def _multiply_last(self) -> None:
         """This rank's own rows behind those of the fused steps."""
@@ -392,27 +453,33 @@ class _Rank:
                 self.builder.permute(self.rank, move, after=[piece.task], label=label)
 
     def gather(self, ranks: Sequence[_Rank]) -> None:
-        """Fetches the sums of all other owners, in the order in which they add them. This rank's
-        own come to y at the end, when compute has nothing better to do."""
-        longest = max(len(rank.sums) for rank in ranks)
-        for number in range(longest):
-            for owner in self.makers:
-                if number >= len(ranks[owner].sums):
-                    continue
-                piece = ranks[owner].sums[number]
-                at = self.first[owner] + piece.row
-                target = Region(self.rank, "y", at, piece.rows, piece.column, piece.columns)
-                if not self.direct:
-                    self._copy(owner, piece.region, target, piece.task, f"sum of {owner}")
-                    continue
-                self.builder.reduce(
-                    self.rank,
-                    [piece.region],
-                    [target],
-                    early=self.adaptive and self.hetero,
-                    after=[piece.task],
-                    label=f"sum of {owner} [{at}:{at + piece.rows}]",
-                )
+        """Fetches the sums of all other owners, in the order in which they add them."""
+        for number in range(max(len(rank.sums) for rank in ranks)):
+            self.gather_step(ranks, number)
+        self.bring_own()
+
+    def gather_step(self, ranks: Sequence[_Rank], number: int) -> None:
+        """Fetches one sum of every other owner."""
+        for owner in self.makers:
+            if not 0 <= number < len(ranks[owner].sums):
+                continue
+            piece = ranks[owner].sums[number]
+            at = self.first[owner] + piece.row
+            target = Region(self.rank, "y", at, piece.rows, piece.column, piece.columns)
+            if not self.direct:
+                self._copy(owner, piece.region, target, piece.task, f"sum of {owner}")
+                continue
+            self.builder.reduce(
+                self.rank,
+                [piece.region],
+                [target],
+                early=self.adaptive and self.hetero,
+                after=[piece.task],
+                label=f"sum of {owner} [{at}:{at + piece.rows}]",
+            )
+
+    def bring_own(self) -> None:
+        """This rank's own sums come to y at the end, when compute has nothing better to do."""
         own = self.y.rows_of(self.first[self.rank], self.rows[self.rank])
         after = [piece.task for piece in self.sums]
         self.builder.permute(self.rank, [(self.reduced.all(), own)], after=after, label="own sums")

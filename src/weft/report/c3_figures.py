@@ -28,6 +28,11 @@ def two_lines(name: str) -> str:
     return name.replace("+", "+<br>")
 
 
+def _inside(percent: float) -> str:
+    """What is written into a bar; the dots would lie on what is written into a short one."""
+    return f"{percent:.0f} %" if percent >= 25.0 else ""
+
+
 def ladder(study: Study) -> Spec:
     """Percent of ideal per strategy, as a ladder from top to bottom: a bar for the mean, a dot for
     each kind of scenario, and a stroke for what was measured on the real machine."""
@@ -41,7 +46,7 @@ def ladder(study: Study) -> Spec:
             "x": [round(mean.percent_of_ideal, 2) for mean in means],
             "width": 0.62,
             "marker": {"color": _BARS},
-            "text": [f"{mean.percent_of_ideal:.0f} %" for mean in means],
+            "text": [_inside(mean.percent_of_ideal) for mean in means],
             "textposition": "inside",
             "insidetextanchor": "start",
             "textfont": {"color": "#ffffff"},

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from importlib.resources import files
 
-from weft.report import c3_doc
+from weft.report import c3_doc, in_kernel_doc
 from weft.report.fidelity_plots import (
     copies,
     copy_plots,
@@ -82,6 +82,7 @@ def documents(
         "ficco_plot": plot("ficco", "Speedups of the 16 scenarios", ficco_plot(story)),
         **_story(story),
         "c3": c3_doc.section(),
+        "in_kernel": in_kernel_doc.section(),
         "host": host or _NO_HOST,
         "clusters": clusters,
     }

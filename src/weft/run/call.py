@@ -44,6 +44,8 @@ class Finished(NamedTuple):
     why: str
     seconds: float
     timeline: Timeline
+    ended: float
+    """By `time.perf_counter`."""
 
 
 last: Finished | None = None
@@ -62,6 +64,7 @@ def carry_out(
     workspaces: Mapping[str, int] = MappingProxyType({}),
     observe: Callable[[float], None] | None = None,
     landings: Mapping[str, int] = MappingProxyType({}),
+    entered: bool = False,
 ) -> Tensors:
     """Carries out a call and gives its outputs by buffer name.
 
@@ -71,12 +74,13 @@ def carry_out(
     placed before the ranks have agreed, so its names are the same on all ranks, and its sizes
     follow from the rank's own arguments. schedule: None where rank 0's header has it, and why.
     observe: hears how long the call took. landings: where in this rank's part of the heap those
-    outputs lie that peers store into, by name.
+    outputs lie that peers store into, by name. entered: whether this rank is in the call already,
+    with this proposal and these places, and has learnt that its peers mean another than expected.
     """
     global last
     with fabric.lock:
         started = time.perf_counter()
-        call = fabric.next_call()
+        call = fabric.call if entered else fabric.next_call()
         try:
             exposed = [inputs[name] for name in shared]
             placed, space = _place(fabric, call, proposal, exposed, workspaces)
@@ -86,9 +90,11 @@ def carry_out(
                 offsets += landings.values()
                 slots += landings
             memory = {name: s.memory for name, s in space.items()}
-            runner = fabric.runners.get(proposal.signature)
-            program = None if runner is None else runner.program
-            fabric.enter(call, proposal.signature, offsets, proposal.blob, program, inputs)
+            runner = None
+            if not entered:
+                runner = fabric.runners.get(proposal.signature)
+                program = None if runner is None else runner.program
+                fabric.enter(call, proposal.signature, offsets, proposal.blob, program, inputs)
             if runner is None:
                 runner = _agree(fabric, call, proposal, schedule, combine, slots)
             while True:
@@ -110,18 +116,24 @@ def carry_out(
                     "peers to finish reading this rank's symmetric memory",
                 )
         except BaseException as error:
-            if not isinstance(error, Error):
-                said = f"rank {fabric.rank} was interrupted by {type(error).__name__}"
-                fabric.give_up(Error(said))
-            fabric.native.done(call)
+            break_off(fabric, call, error)
             raise
         if record.active is not None:
             record.active.timelines.append(timeline)
-        seconds = time.perf_counter() - started
-        last = Finished(runner.plan, fabric.rank, why or runner.why, seconds, timeline)
+        ended = time.perf_counter()
+        seconds = ended - started
+        last = Finished(runner.plan, fabric.rank, why or runner.why, seconds, timeline, ended)
         if observe is not None:
             observe(seconds)
         return results
+
+
+def break_off(fabric: HostFabric, call: int, error: BaseException) -> None:
+    """Ends a call that an error has ended for this rank; the group is over unless all know why."""
+    if not isinstance(error, Error):
+        said = f"rank {fabric.rank} was interrupted by {type(error).__name__}"
+        fabric.give_up(Error(said))
+    fabric.native.done(call)
 
 
 def refuse(fabric: HostFabric, operation: str, error: Exception) -> None:

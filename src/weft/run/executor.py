@@ -94,7 +94,7 @@ class Runner:
         self.in_flight = num_lanes > 0 or bool(transfers) or any(step.waits for step in steps)
         self._workspace = [b for b in self.buffers if b.kind == "workspace" and b.name not in slots]
         self._shared = [b for b in self.buffers if b.kind == "workspace" and b.name in slots]
-        self._workspace_bytes = sum(_aligned(b.num_bytes) for b in self._workspace)
+        self.workspace_bytes = sum(_aligned(b.num_bytes) for b in self._workspace)
         self._peers: dict[tuple[int, str, int], torch.Tensor] = {}
 
     def _touched_inside(self) -> frozenset[tuple[int, str]]:
@@ -261,7 +261,7 @@ class Runner:
         return self._places[rank]
 
     def _add_workspace(self, tensors: dict[str, torch.Tensor]) -> None:
-        memory, at = self.fabric.workspace(self._workspace_bytes), 0
+        memory, at = self.fabric.workspace(self.workspace_bytes), 0
         for b in self._workspace:
             raw = memory[at : at + b.num_bytes]
             tensors[b.name] = raw.view(getattr(torch, b.dtype)).view(b.rows, b.columns)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from weft.run import call
@@ -38,11 +39,21 @@ class Explanation:
         return "\n".join(lines)
 
 
+others: list[Callable[[], tuple[float, Explanation] | None]] = []
+"""Calls that are no plans: each source gives the moment at which its last one ended, by
+`time.perf_counter`, and what is to be said of it."""
+
+
 def explain() -> Explanation | None:
-    """Explains the last weft call of this process; None if there was none."""
-    if call.last is None:
-        return None
-    done = call.last
+    """Explains the last weft call of this process, an operator's or a collective's; None if there
+    was none."""
+    found = [given for other in others if (given := other()) is not None]
+    if call.last is not None:
+        found.append((call.last.ended, _of_plan(call.last)))
+    return max(found, key=lambda given: given[0])[1] if found else None
+
+
+def _of_plan(done: call.Finished) -> Explanation:
     percent = None
     if done.timeline.spans:
         compute = done.timeline.compute_seconds(done.rank)

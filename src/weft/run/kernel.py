@@ -116,9 +116,10 @@ class KernelRunner(Runner):
         why: str = "",
     ) -> None:
         super().__init__(plan, fabric, signatures, slots, why)
+        self.places = ([b.name for b in self.buffers], list(slots))
         self._lane = plan.lanes.get((fabric.rank, COMPUTE), ())
-        self._kernels = os.environ.get("WEFT_KERNELS", "")
-        self._kernel = _native.Kernel(_TYPES[plan.operation.dtype])
+        self.kernels = os.environ.get("WEFT_KERNELS", "")
+        self.kernel = _native.Kernel(_TYPES[plan.operation.dtype])
         counters = counters_of(plan, self._places)
         for task in self._lane:
             waits = self._waits(task, counters)
@@ -126,18 +127,18 @@ class KernelRunner(Runner):
             if isinstance(task, Reduce):
                 first = task.targets[0]
                 sources, targets = map(self._end, task.sources), map(self._end, task.targets)
-                self._kernel.add_sum(
+                self.kernel.add_sum(
                     list(sources), list(targets), first.rows, first.columns, waits, counter
                 )
             elif isinstance(task, Tiles):
                 products = [self._piece(p.a.row, p.b.column, p.c) for p in task.parts]
-                self._kernel.add_pieces(_PRODUCTS, products, waits, counter)
+                self.kernel.add_pieces(_PRODUCTS, products, waits, counter)
             elif isinstance(task, Lookup):
                 pairs = zip(task.sources, task.targets, strict=True)
                 bags = [self._piece(source.row, source.column, target) for source, target in pairs]
-                self._kernel.add_pieces(_BAGS, bags, waits, counter)
+                self.kernel.add_pieces(_BAGS, bags, waits, counter)
             else:
-                self._kernel.add_pieces(_WAIT, [], waits, counter)
+                self.kernel.add_pieces(_WAIT, [], waits, counter)
 
     def _piece(self, first: int, column: int, target: Region) -> _native.Piece:
         return (first, column, target.rows, target.columns, self._end(target))
@@ -153,8 +154,8 @@ class KernelRunner(Runner):
         fabric = self.fabric
         run = _native.KernelRun(
             fabric.native,
-            self._kernel,
-            self._kernels,
+            self.kernel,
+            self.kernels,
             call,
             fabric.deadline_ns(),
             [tensors[b.name].data_ptr() for b in self.buffers],

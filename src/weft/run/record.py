@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,9 +17,25 @@ class Recording:
     """The timelines of this rank's calls, in order."""
 
     timelines: list[Timeline] = field(default_factory=list)
+    _open: dict[int, Callable[[], Timeline | None]] = field(default_factory=dict, repr=False)
+
+    def reserve(self, title: str, made: Callable[[], Timeline | None]) -> None:
+        """A place for a call that goes on in the background, empty until `made` gives its timeline:
+        so the calls of all ranks are in the same order, whichever end first."""
+        self._open[len(self.timelines)] = made
+        self.timelines.append(Timeline((), title))
+
+    def settle(self) -> None:
+        """Fills the places of those calls that are over by now."""
+        for place, made in list(self._open.items()):
+            timeline = made()
+            if timeline is not None:
+                self.timelines[place] = timeline
+                del self._open[place]
 
     def gather(self, group: dist.ProcessGroup | None = None) -> list[Timeline]:
         """The timelines of all ranks, merged call by call; every rank of the group must ask."""
+        self.settle()
         parts: list[Any] = [None] * dist.get_world_size(group)
         dist.all_gather_object(parts, self.timelines, group=group)
         return [Timeline.merge(calls) for calls in zip(*parts, strict=True)]
@@ -37,4 +53,5 @@ def record() -> Iterator[Recording]:
     try:
         yield active
     finally:
+        active.settle()
         active = before

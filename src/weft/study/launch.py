@@ -64,7 +64,7 @@ def launch(
     processes = []
     for rank in range(world):
         ours, theirs = context.Pipe(duplex=False)
-        cores = _cores(rank, world) if pin else None
+        cores = cores_of(rank, world) if pin else None
         process = context.Process(
             target=_rank_main,
             args=(
@@ -183,7 +183,7 @@ def join(place: Place | None, rank: int, port: int) -> TCPStore:
     return TCPStore(place.store, STORE_PORT, None, rank == 0, wait_for_workers=False)
 
 
-def _cores(rank: int, world: int) -> list[int]:
+def cores_of(rank: int, world: int) -> list[int]:
     """The rank's share of the cores: its own where there are enough, else one in turn."""
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < world:

@@ -1,0 +1,271 @@
+// How a collective begins: announcements, agreement, and small messages, which are over with that.
+#include <algorithm>
+#include <cstring>
+
+#include "channel.h"
+#include "channel_wait.h"
+#include "moving.h"
+
+namespace weft {
+namespace {
+
+constexpr char kMeant = 'm', kRefused = 'r', kWithdrawn = 'w';
+
+}  // namespace
+
+uint32_t Channel::signature(const Job& job) const {
+  if (job.kind == Kind::refused) return 0;
+  uint64_t hash = 1469598103934665603ull;
+  const auto mix = [&](uint64_t value) {
+    hash = (hash ^ value) * 0x9e3779b97f4a7c15ull;
+    hash ^= hash >> 29;
+  };
+  mix(uint64_t(job.kind));
+  mix(uint64_t(job.dtype) << 8 | job.item);
+  mix(reduces(job.kind) ? uint64_t(job.reduction) : 0);
+  mix(uint64_t(job.root) << 1 | job.uneven);
+  mix(job.chunk);
+  mix(tuning_.small);
+  for (const uint64_t size : job.sizes) mix(size);
+  return uint32_t(hash >> 32) | 1;
+}
+
+// Whether announcements hold all data. The same on all ranks, except for uneven splits, where each
+// rank decides for its own.
+bool Channel::small(const Job& job) const {
+  uint64_t most = 0, sum = 0;
+  for (const uint64_t size : job.sizes) {
+    most = std::max(most, size);
+    sum += size;
+  }
+  switch (job.kind) {
+    case Kind::all_gather:
+    case Kind::gather:
+    case Kind::broadcast:
+    case Kind::reduce:
+      return most <= tuning_.small;
+    case Kind::all_reduce:  // every rank adds everything
+      return most <= tuning_.small && most * uint64_t(world_ - 1) <= 2 * tuning_.small;
+    case Kind::reduce_scatter:
+    case Kind::scatter:
+      return sum <= tuning_.small;
+    case Kind::all_to_all:
+      if (job.uneven) return total(job.in) + 16 * uint64_t(world_) <= tuning_.small;
+      return most * uint64_t(world_) <= tuning_.small;
+    default:
+      return true;
+  }
+}
+
+// Whether the input can be read by peers where it is.
+bool Channel::exposable(const Job& job) const {
+  if (job.in.empty() || !fabric_.heap().contains(job.in[0].data)) return false;
+  const char* next = job.in[0].data;
+  for (const Piece& piece : job.in) {
+    if (piece.bytes && piece.data != next) return false;
+    next += piece.bytes;
+  }
+  return true;
+}
+
+void Channel::announce(Job& job) {
+  job.number = ++number_;
+  job.started = now_ns();
+  job.deadline = job.started + job.patience;
+  const Links& links = fabric_.links();
+  job.chunk = std::min<uint64_t>(tuning_.chunk, links.piece_bytes() / 64 * 64);
+  Announcement& own = of(rank_).announcements[job.number % 2];
+  char* data = own.data;
+  own.place = 0;
+  const bool sends = job.kind == Kind::broadcast || job.kind == Kind::scatter ? job.root == rank_
+                                                                              : !job.in.empty();
+  if (job.kind != Kind::refused && world_ > 1) {
+    if (job.uneven) {
+      uint64_t* sizes = reinterpret_cast<uint64_t*>(data);
+      for (const Piece& piece : job.in) *sizes++ = piece.bytes;
+      for (const Piece& piece : job.out) *sizes++ = piece.bytes;
+      data = reinterpret_cast<char*>(sizes);
+    }
+    if (small(job)) {
+      if (sends)
+        for (const Piece& piece : job.in) {
+          move_to_peer(data, piece.data, piece.bytes);
+          data += piece.bytes;
+        }
+    } else {
+      own.place = kInRings;
+      job.exposed = sends && exposable(job);
+      if (job.exposed) {
+        const Heap& heap = fabric_.heap();
+        own.place = uint64_t(job.in[0].data - heap.base(rank_)) * 4 + kInPlace;
+      }
+    }
+  }
+  own.stamp.store(job.number << 32 | signature(job), std::memory_order_release);
+  for (int r = 0; r < world_; ++r)
+    if (r != rank_) of(r).bell.ring();
+}
+
+Outcome Channel::agree(Job& job, bool patient) {
+  int next = 0;
+  const auto all_here = [&] {
+    for (; next < world_; ++next)
+      if (uint32_t(announced(job, next).stamp.load(std::memory_order_acquire) >> 32) !=
+          uint32_t(job.number))
+        return false;
+    return true;
+  };
+  const Outcome outcome = await(job, patient, kNever, all_here);
+  if (outcome.code != Code::ok) return outcome;
+  if (job.record) job.mark(Act::meet, rank_, 0, job.started);
+  const uint32_t meant = signature(job);
+  bool same = meant != 0;
+  for (int r = 0; r < world_; ++r) same &= uint32_t(announced(job, r).stamp.load()) == meant;
+  if (!same) {
+    job.phase = Job::Phase::say;
+    return {};
+  }
+  bool here = true;
+  for (int r = 0; r < world_; ++r) here &= announced(job, r).place == 0;
+  if (job.uneven && world_ > 1) {
+    for (int s = 0; s < world_; ++s)
+      for (int t = 0; t < world_; ++t) {
+        const uint64_t sent = splits(announced(job, s))[t];
+        const uint64_t expected = splits(announced(job, t))[world_ + s];
+        if (sent == expected) continue;
+        const uint64_t item = std::max<uint64_t>(1, job.item);
+        job.words = "ranks disagree on the splits of all_to_all: rank " + std::to_string(s) +
+                    " sends " + std::to_string(sent / item) + " elements to rank " +
+                    std::to_string(t) + ", which expects " + std::to_string(expected / item);
+        job.outcome = {Code::disagree, -1};
+        job.phase = Job::Phase::ended;
+        return {};
+      }
+  }
+  job.phase = here ? Job::Phase::deliver : Job::Phase::move;
+  if (!here) prepare(job);
+  return {};
+}
+
+// Ranks that disagree explain themselves, and all read the same.
+Outcome Channel::say(Job& job, bool patient) {
+  RankChannel& own = of(rank_);
+  const uint64_t parity = job.number % 2;
+  if (own.said.value.load() < job.number) {
+    std::string text(1, job.withdrawn ? kWithdrawn : job.kind == Kind::refused ? kRefused : kMeant);
+    text += job.kind == Kind::refused ? job.words : describe(job);
+    std::strncpy(own.words[parity], text.c_str(), kWords - 1);
+    own.words[parity][kWords - 1] = 0;
+    own.said.value.store(job.number, std::memory_order_release);
+    for (int r = 0; r < world_; ++r) of(r).bell.ring();
+  }
+  int next = 0;
+  const auto all_said = [&] {
+    for (; next < world_; ++next)
+      if (of(next).said.value.load(std::memory_order_acquire) < job.number) return false;
+    return true;
+  };
+  const Outcome outcome = await(job, patient, kNever, all_said);
+  if (outcome.code != Code::ok) return outcome;
+  job.outcome = {Code::disagree, -1};
+  job.words.clear();
+  for (int r = 0; r < world_ && job.words.empty(); ++r) {
+    const char* text = of(r).words[parity];
+    if (text[0] == kMeant) continue;
+    const bool withdrawn = text[0] == kWithdrawn;
+    if (withdrawn) job.outcome = {Code::withdrawn, r};
+    job.words = "collective " + std::to_string(job.number) +
+                (withdrawn ? std::string(", ") + (text + 1) + ", was cancelled by rank " +
+                                 std::to_string(r)
+                           : " was refused by rank " + std::to_string(r) + ": " + (text + 1));
+  }
+  for (int r = 1; r < world_ && job.words.empty(); ++r)
+    if (std::strcmp(of(0).words[parity], of(r).words[parity]) != 0)
+      job.words = "ranks disagree in collective " + std::to_string(job.number) + ": rank 0 calls " +
+                  (of(0).words[parity] + 1) + ", rank " + std::to_string(r) + " calls " +
+                  (of(r).words[parity] + 1);
+  job.phase = Job::Phase::ended;
+  return {};
+}
+
+// Takes small messages out of the announcements.
+Outcome Channel::deliver(Job& job, bool patient) {
+  Links& links = fabric_.links();
+  if (job.due == 0) {
+    const int64_t begun = job.record ? now_ns() : 0;
+    const char* sources[kMaxWorld];
+    uint64_t moved[kMaxWorld] = {};
+    for (int s = 0; s < world_; ++s)
+      sources[s] = announced(job, s).data + (job.uneven ? 16 * uint64_t(world_) : 0);
+    const auto copy = [&](int s, const Piece& to, uint64_t offset, const Piece& own) {
+      const char* from = s == rank_ ? own.data : sources[s] + offset;
+      if (from != to.data && to.bytes) move(to.data, from, to.bytes, false);
+      moved[s] = to.bytes;
+    };
+    const auto add = [&](const Piece& to, uint64_t offset, const Piece& own) {
+      for (int s = 0; s < world_; ++s) {
+        sources[s] = s == rank_ ? own.data : sources[s] + offset;
+        moved[s] = to.bytes;
+      }
+      reduce(job.dtype, job.reduction, to.data, sources, world_, to.bytes);
+    };
+    uint64_t offset = 0;
+    switch (job.kind) {
+      case Kind::all_gather:
+      case Kind::gather:
+        for (int s = 0; s < int(job.out.size()); ++s) copy(s, job.out[s], 0, job.in[0]);
+        break;
+      case Kind::broadcast:
+        copy(job.root, job.out[0], 0, job.in[0]);
+        break;
+      case Kind::scatter:
+        for (int r = 0; r < rank_; ++r) offset += job.sizes[r];
+        copy(job.root, job.out[0], offset, job.in.empty() ? Piece{} : job.in[rank_]);
+        break;
+      case Kind::all_to_all:
+        for (int s = 0; s < world_; ++s) {
+          offset = 0;
+          for (int r = 0; r < rank_; ++r)
+            offset += s == rank_ ? 0 : job.uneven ? splits(announced(job, s))[r] : job.sizes[0];
+          copy(s, job.out[s], offset, job.in[rank_]);
+        }
+        break;
+      case Kind::reduce_scatter:
+        for (int r = 0; r < rank_; ++r) offset += job.sizes[r];
+        add(job.out[0], offset, job.in[rank_]);
+        break;
+      case Kind::all_reduce:
+        add(job.out[0], 0, job.in[0]);
+        break;
+      case Kind::reduce:
+        if (job.root == rank_) add(job.out[0], 0, job.in[0]);
+        break;
+      default:
+        break;
+    }
+    for (int s = 0; s < world_; ++s) {
+      if (s == rank_ || !moved[s]) continue;
+      job.came[int(Way::announcement)] += moved[s];
+      ++job.chunks;
+      if (job.record) job.mark(reduces(job.kind) ? Act::sum : Act::copy, s, moved[s], begun);
+    }
+    if (links.paced()) {
+      const int64_t now = now_ns();
+      for (int s = 0; s < world_; ++s)
+        if (s != rank_ && moved[s])
+          job.due = std::max(job.due, links.reserve(s, rank_, moved[s], now) + links.latency());
+    }
+  }
+  if (job.due) {
+    if (job.holds_core) {
+      spin_until(job.due);
+    } else {
+      const Outcome outcome = await(job, patient, job.due, [&] { return now_ns() >= job.due; });
+      if (outcome.code != Code::ok) return outcome;
+    }
+  }
+  job.phase = Job::Phase::ended;
+  return {};
+}
+
+}  // namespace weft

@@ -1,0 +1,52 @@
+// How the channel waits: it spins, then sleeps on its rank's bell, and looks after its peers.
+#pragma once
+
+#include <sched.h>
+
+#include <algorithm>
+
+#include "channel.h"
+
+namespace weft {
+
+constexpr int64_t kSlice = 50'000'000;  // how often a sleeper looks up, in ns
+constexpr int64_t kNever = INT64_MAX;
+
+// Until `ready`, or the moment `until`, which is no failure. `ready` may do a piece of work.
+template <class Ready>
+Outcome Channel::await(Job& job, bool patient, int64_t until, Ready ready) {
+  if (ready()) return {};
+  int64_t now = now_ns();
+  const int64_t spin_end = std::min(until, now + spin_ns_);
+  while (now < spin_end) {
+    if (crowded_) {
+      sched_yield();
+      if (ready()) return {};
+    } else {
+      for (int i = 0; i < 32; ++i) {
+        if (ready()) return {};
+        spin_pause();
+      }
+    }
+    now = now_ns();
+  }
+  Bell& bell = of(rank_).bell;
+  int64_t look = now + kSlice / 4;
+  for (;;) {
+    if (now >= until) return {};
+    const int64_t left = std::min({until, job.deadline, look}) - now;
+    // A piece of work that `ready` did may have been the last: it must count.
+    if (bell.sleep(std::clamp<int64_t>(left, 0, kSlice), ready) || ready()) return {};
+    if (aborted_.load()) return {Code::cancelled, -1};
+    now = now_ns();
+    if (now < look && now < job.deadline) continue;
+    look = now + kSlice;
+    const Outcome peers = check_peers(job.number);
+    if (ready()) return {};
+    if (peers.code != Code::ok) return peers;
+    if (now >= job.deadline) return {Code::timeout, -1};
+    if (!patient) return {Code::again, -1};
+  }
+}
+
+}  // namespace weft

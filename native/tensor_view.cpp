@@ -1,0 +1,118 @@
+#include "tensor_view.h"
+
+namespace weft {
+namespace {
+
+// As DLPack 1 lays them out (https://dmlc.github.io/dlpack): only what is needed of it.
+struct DlTensor {
+  void* data;
+  int32_t device_type, device;
+  int32_t dimensions;
+  uint8_t code, bits;
+  uint16_t lanes;
+  int64_t* shape;
+  int64_t* strides;
+  uint64_t byte_offset;
+};
+
+struct DlExchange {
+  uint32_t major, minor;
+  void* older;
+  void* allocate;
+  void* managed_from_object;
+  void* managed_to_object;
+  int (*tensor_from_object)(void* object, DlTensor* into);
+  void* current_stream;
+};
+
+constexpr int32_t kCpu = 1;
+constexpr uint32_t kMajor = 1;
+
+PyTypeObject* tensor_type = nullptr;
+int (*from_object)(void* object, DlTensor* into) = nullptr;
+
+Dtype dtype_of(const DlTensor& tensor) {
+  if (tensor.lanes != 1) return Dtype::other;
+  switch (tensor.code << 8 | tensor.bits) {
+    case 0 << 8 | 8:
+      return Dtype::i8;
+    case 0 << 8 | 16:
+      return Dtype::i16;
+    case 0 << 8 | 32:
+      return Dtype::i32;
+    case 0 << 8 | 64:
+      return Dtype::i64;
+    case 1 << 8 | 8:
+      return Dtype::u8;
+    case 2 << 8 | 16:
+      return Dtype::f16;
+    case 2 << 8 | 32:
+      return Dtype::f32;
+    case 2 << 8 | 64:
+      return Dtype::f64;
+    case 4 << 8 | 16:
+      return Dtype::bf16;
+    case 6 << 8 | 8:
+      return Dtype::boolean;
+    default:
+      return Dtype::other;
+  }
+}
+
+// Whether a tensor is the negative of what its memory holds. Such views are imaginary parts of
+// conjugates: of more than one element they are never contiguous.
+bool is_negated(PyObject* object) {
+  PyObject* answer = PyObject_CallMethod(object, "is_neg", nullptr);
+  if (answer == nullptr) PyErr_Clear();
+  const bool negated = answer != Py_False;
+  Py_XDECREF(answer);
+  return negated;
+}
+
+}  // namespace
+
+bool learn_tensors(nanobind::handle type) {
+  PyObject* capsule = PyObject_GetAttrString(type.ptr(), "__dlpack_c_exchange_api__");
+  if (capsule == nullptr) {
+    PyErr_Clear();
+    return false;
+  }
+  const void* table = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
+  Py_DECREF(capsule);
+  if (table == nullptr) {
+    PyErr_Clear();
+    return false;
+  }
+  const auto* exchange = static_cast<const DlExchange*>(table);
+  if (exchange->major != kMajor || exchange->tensor_from_object == nullptr) return false;
+  Py_INCREF(type.ptr());  // for as long as the process
+  tensor_type = reinterpret_cast<PyTypeObject*>(type.ptr());
+  from_object = exchange->tensor_from_object;
+  return true;
+}
+
+bool view(nanobind::handle object, TensorView& into) {
+  if (Py_TYPE(object.ptr()) != tensor_type) return false;
+  DlTensor tensor;
+  if (from_object(object.ptr(), &tensor) != 0) {
+    PyErr_Clear();
+    return false;
+  }
+  if (tensor.device_type != kCpu || tensor.data == nullptr) return false;
+  into.dtype = dtype_of(tensor);
+  if (into.dtype == Dtype::other) return false;
+  int64_t count = 1;
+  for (int d = tensor.dimensions - 1; d >= 0; --d) {
+    if (tensor.shape[d] != 1 && tensor.strides != nullptr && tensor.strides[d] != count) return false;
+    count *= tensor.shape[d];
+  }
+  if (count == 0 || (count == 1 && is_negated(object.ptr()))) return false;
+  into.data = static_cast<char*>(tensor.data) + tensor.byte_offset;
+  into.dimensions = tensor.dimensions;
+  into.shape = tensor.shape;
+  into.item = tensor.bits / 8;
+  into.bytes = uint64_t(count) * into.item;
+  return true;
+}
+
+}  // namespace weft

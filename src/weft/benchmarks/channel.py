@@ -1,0 +1,97 @@
+"""The sizes by which the channel moves bytes, beside others: how they were chosen, and whether they
+are right on this machine.
+
+    small   what travels with the announcement, flag and data together
+    chunk   what is posted in a ring at once; a ring holds 512 KiB of them
+    stream  from which size on results are stored past the cache
+
+All tunings take turns in one run, and between two calls of one, the caches see the calls of others.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import torch
+import torch.distributed as dist
+
+from weft.benchmarks import Check, Result
+from weft.collectives import channel as channels
+from weft.fabric import _native
+from weft.study.launch import Report, launch
+
+WORLD = 2
+KIB = (4, 16, 64, 256, 1024, 4096, 16384)
+"""Bytes of each rank's input."""
+KINDS = ("all_gather", "all_to_all", "all_reduce")
+
+_SMALL, _CHUNK, _STREAM = _native.SMALL_BYTES, _native.CHUNK_BYTES, _native.STREAM_BYTES
+_NEVER = 2**62
+SHIPPED = "shipped"
+TUNINGS: dict[str, tuple[int, int, int]] = {
+    SHIPPED: (_SMALL, _CHUNK, _STREAM),
+    "small 8K": (8 << 10, _CHUNK, _STREAM),
+    "chunk 32K": (_SMALL, 32 << 10, _STREAM),
+    "chunk 64K": (_SMALL, 64 << 10, _STREAM),
+    "chunk 128K": (_SMALL, 128 << 10, _STREAM),
+    "stream 2M": (_SMALL, _CHUNK, 2 << 20),
+    "no stream": (_SMALL, _CHUNK, _NEVER),
+}
+"""Name: (small, chunk, stream) in bytes."""
+
+Samples = dict[tuple[str, int], dict[str, list[float]]]
+
+
+def run(report: Report) -> Result:
+    """2 ranks, 4 KiB to 16 MiB of each rank's input, fp32: microseconds by tuning."""
+    samples: Samples = launch(WORLD, _sweep, report=report)[0]
+    times = {
+        key: {name: statistics.median(taken) for name, taken in by_tuning.items()}
+        for key, by_tuning in samples.items()
+    }
+    rows: list[list[str | float | int | None]] = [
+        [kind, kib, *(round(times[kind, kib][name] * 1e6, 1) for name in TUNINGS)]
+        for kind in KINDS
+        for kib in KIB
+    ]
+    behind = [taken[SHIPPED] / min(taken.values()) for taken in times.values()]
+    check = Check("shipped sizes / the best of the sweep, mean", statistics.mean(behind), "<= 1.1")
+    return Result(("collective", "KiB", *TUNINGS), rows, [check])
+
+
+def _sweep(report: Report) -> Samples:
+    import weft
+
+    world, native = dist.get_world_size(), channels.of().native
+    together = torch.zeros(1)
+    found: Samples = {}
+    for number, kib in enumerate(KIB):
+        report(number / len(KIB), f"{kib} KiB, {len(TUNINGS)} tunings in turn")
+        x = torch.randn(kib * 256)
+        y, z = torch.empty(kib * 256 * world), torch.empty(kib * 256)
+        calls: Mapping[str, Callable[[], object]] = {
+            "all_gather": partial(weft.all_gather, x, out=y),
+            "all_to_all": partial(weft.all_to_all, x, out=z),
+            "all_reduce": partial(weft.all_reduce, x, out=z),
+        }
+        repeat, several = (30, 5) if kib <= 256 else (15, 1)
+        names = list(TUNINGS)
+        for turn in range(repeat + 1):
+            names = (
+                names[1:] + names[:1]
+            )  # none always finds the caches as the same other left them
+            for name in names:
+                weft.all_reduce(together, out=together)  # nothing is under way when sizes change
+                native.tune(*TUNINGS[name])
+                for kind, call in calls.items():
+                    weft.all_reduce(together, out=together)
+                    started = time.perf_counter()
+                    for _ in range(several):
+                        call()
+                    taken = (time.perf_counter() - started) / several
+                    if turn:  # the first touches memory
+                        found.setdefault((kind, kib), {}).setdefault(name, []).append(taken)
+    return found
