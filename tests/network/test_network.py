@@ -201,7 +201,7 @@ import torch, torch.distributed as dist, weft
 dist.init_process_group("gloo")
 y = weft.all_gather_matmul(torch.ones(50, 8), torch.ones(8, 3))
 assert torch.equal(y, torch.full((200, 3), 8.0))
-print(type(weft.fabric.of()).__name__, dist.get_rank())
+print(f"{type(weft.fabric.of()).__name__} {dist.get_rank()}")  # one word, for ranks share the pipe
 dist.destroy_process_group()
 """
 
