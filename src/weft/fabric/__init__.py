@@ -10,8 +10,10 @@ from weakref import WeakKeyDictionary
 import torch.distributed as dist
 
 from weft.errors import Unsupported
-from weft.fabric.host import HostFabric
+from weft.fabric.group import GroupFabric
+from weft.fabric.host import HostFabric, deadline_of
 from weft.fabric.link import Link
+from weft.fabric.meeting import hello
 
 _world = dist.distributed_c10d._world
 _open: dict[int, HostFabric] = {}
@@ -42,7 +44,7 @@ def of(group: dist.ProcessGroup | None = None) -> HostFabric:
         with opening:
             fabric = _open.get(id(found))
             if fabric is None or fabric.group_ref() is not found:
-                fabric = _open[id(found)] = HostFabric(found)
+                fabric = _open[id(found)] = _opened(found)
     elif fabric.pid != os.getpid():
         raise Unsupported(
             "this process was forked from a rank and is none itself; call from the rank's process"
@@ -57,6 +59,16 @@ def close(group: dist.ProcessGroup) -> None:
         if fabric is not None and fabric.group_ref() is group:
             del _open[id(group)]
             fabric.close()
+
+
+def _opened(group: dist.ProcessGroup) -> HostFabric:
+    """Shared memory where all ranks are on one machine; otherwise the network beside it."""
+    cards = hello(group, deadline_of(group))
+    asked = cards[0].fabric
+    together = len({card.machine for card in cards}) == 1
+    if len(cards) == 1 or asked == "host" or (asked == "auto" and together):
+        return HostFabric(group)
+    return GroupFabric(group, cards)
 
 
 def _close_stale() -> None:
@@ -75,4 +87,4 @@ def _close_all() -> None:
     _open.clear()
 
 
-__all__ = ["HostFabric", "Link", "close", "of"]
+__all__ = ["GroupFabric", "HostFabric", "Link", "close", "of"]

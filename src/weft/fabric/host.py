@@ -9,13 +9,11 @@ reset and no call ends with a barrier.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import threading
-import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
@@ -26,6 +24,10 @@ from weft.errors import Error, PeerLost, Timeout, Unsupported
 from weft.fabric import _native
 from weft.fabric.landing import Landing, Landings
 from weft.fabric.link import TOPOLOGIES, Link
+from weft.fabric.meeting import check_versions, exchange, listed, machine
+from weft.plan.tasks import Plan, Plannable
+from weft.schedule import Schedule
+from weft.strategy import Strategy
 
 OK, TIMEOUT, PEER_LOST, PEER_LEFT, PEER_FAILED, CANCELLED, DISAGREE, AGAIN, WITHDRAWN = range(9)
 Outcome = tuple[int, int]
@@ -34,7 +36,7 @@ DEFAULT_DEADLINE = 60.0
 SPIN_NS = 100_000
 """How long a waiting compute thread spins before it sleeps, where every rank has a core."""
 
-DISCARD = "weft needs all ranks of a group on one machine"
+DISCARD = "the host fabric needs all ranks of a group on one machine"
 
 
 @dataclass(frozen=True)
@@ -61,14 +63,16 @@ class Shared(NamedTuple):
 class HostFabric:
     """The shared memory, engines and call numbers of one group. Made by `weft.fabric.of(group)`."""
 
+    network = False
+    """Whether some ranks are reached over a network."""
+
     def __init__(self, group: dist.ProcessGroup) -> None:
         # Not held: destroy_process_group must end the threads of the backend before Python ends.
         self.group_ref = weakref.ref(group)
         self.pid = os.getpid()
         self.rank: int = dist.get_rank(group)
         self.world: int = dist.get_world_size(group)
-        own: float | None = getattr(group, "deadline", None)  # a group of weft's backend has one
-        self.deadline = _deadline() if own is None or "WEFT_DEADLINE" in os.environ else own
+        self.deadline = deadline_of(group)
         self.link = Link()
         self.lock = threading.RLock()
         self.call = 0
@@ -80,10 +84,10 @@ class HostFabric:
         self._shared: dict[tuple[str, int], Shared] = {}
         self._workspace = torch.empty(0, dtype=torch.uint8)
         self.landings = Landings()
-        self.native = self._introduce()
-        crowded = (os.cpu_count() or 1) < self.world
-        self.channel = _native.Channel(self.native, SPIN_NS, crowded)
-        self.messages = _native.Messages(self.native, SPIN_NS, crowded)
+        self.members = list(range(self.world))
+        """The ranks whose memory this one shares; the native fabric numbers them in this order."""
+        self.native: _native.Fabric = self._meet()
+        self._channels = None if self.network else self._open_channels()
         self.closed = False
         link = os.environ.get("WEFT_LINK")
         if link:
@@ -101,22 +105,25 @@ class HostFabric:
         with self.lock:
             return self.landings.make(shape, dtype, self._allocate)
 
-    def _introduce(self) -> _native.Fabric:
-        if self.world > _native.MAX_WORLD:
-            raise Unsupported(
-                f"the host fabric takes up to {_native.MAX_WORLD} ranks, not {self.world}"
-            )
-        span = _heap_span()
+    def _meet(self) -> Any:
+        return self._open_heap()
+
+    def _open_heap(self) -> _native.Fabric:
+        """The memory that this rank shares with the other members, and its engines."""
+        here, world = self.members.index(self.rank), len(self.members)
+        if world > _native.MAX_WORLD:
+            raise Unsupported(f"the host fabric takes up to {_native.MAX_WORLD} ranks, not {world}")
+        span = heap_span()
         fd, error = -1, ""
-        if self.rank == 0:
+        if here == 0:
             try:
-                fd = _native.create_heap(self.world, span)
+                fd = _native.create_heap(world, span)
             except (RuntimeError, OSError) as failure:
                 error = str(failure)
-        own = _Card(_machine(), self.pid, fd, _native.VERSION, span, error)
+        own = _Card(machine(), self.pid, fd, _native.VERSION, span, error)
         try:
             cards = self._exchange(own, "cards")
-            _check_cards(cards)
+            _check_cards(cards, self.members)
         except BaseException:
             if fd >= 0:
                 os.close(fd)
@@ -124,48 +131,55 @@ class HostFabric:
         native: _native.Fabric | None = None
         error = ""
         try:
-            if self.rank != 0:
+            if here != 0:
                 fd = os.open(f"/proc/{cards[0].pid}/fd/{cards[0].fd}", os.O_RDWR | os.O_CLOEXEC)
-            spin = SPIN_NS if (os.cpu_count() or 1) >= self.world else 0
+            spin = SPIN_NS if (os.cpu_count() or 1) >= world else 0
             engine_spin = spin if len(os.sched_getaffinity(0)) > 1 else 0
-            native = _native.Fabric(fd, self.rank, self.world, cards[0].span, spin, engine_spin)
-            for rank, card in enumerate(cards):
-                if rank != self.rank:
-                    native.watch(rank, os.pidfd_open(card.pid))
+            native = _native.Fabric(fd, here, world, cards[0].span, spin, engine_spin)
+            for place, card in enumerate(cards):
+                if place != here:
+                    native.watch(place, os.pidfd_open(card.pid))
         except (RuntimeError, OSError) as failure:
-            error = f"cannot share memory with rank 0: {failure}"
+            error = f"cannot share memory with rank {self.members[0]}: {failure}"
         # A second round, so that every rank has opened the memory or all know that one could not.
-        _check_cards(self._exchange(replace(own, error=error), "opened"))
+        _check_cards(self._exchange(replace(own, error=error), "opened"), self.members)
         assert native is not None
         return native
 
+    def _open_channels(self) -> tuple[_native.Channel, _native.Messages]:
+        crowded = (os.cpu_count() or 1) < self.world
+        return (
+            _native.Channel(self.native, SPIN_NS, crowded),
+            _native.Messages(self.native, SPIN_NS, crowded),
+        )
+
+    @property
+    def channel(self) -> _native.Channel:
+        """What collectives go through."""
+        return self._one_machine()[0]
+
+    @property
+    def messages(self) -> _native.Messages:
+        """What goes from one rank to another."""
+        return self._one_machine()[1]
+
+    def _one_machine(self) -> tuple[_native.Channel, _native.Messages]:
+        if self._channels is None:
+            raise Unsupported(
+                "weft's collectives go through shared memory, and the ranks of this group are on "
+                "several machines; use those of torch.distributed there"
+            )
+        return self._channels
+
+    def _end_channels(self) -> None:
+        """Ends what is under way on the channels; between machines there are none."""
+        for channel in self._channels or ():
+            channel.abort()
+
     def _exchange(self, card: _Card, what: str) -> list[_Card]:
-        """The cards of all ranks. Over the group's store and not as a collective, so that a rank
-        that does not come is a `Timeout` that names it, and an interrupt is heard."""
-        store = dist.distributed_c10d._get_process_group_store(self.group)
-        try:
-            # A group that is made again on the same store must not read the cards of the last one.
-            time_opened = store.add(f"weft/{what}/{self.rank}/times", 1)
-            keys = [f"weft/{what}/{rank}/{time_opened}" for rank in range(self.world)]
-            store.set(keys[self.rank], json.dumps(asdict(card)))
-            until, pause = time.monotonic() + self.deadline, 1e-4
-            while not store.check(keys):
-                if time.monotonic() > until:
-                    gave_up = f"gave up after it had waited {self.deadline:g} s for the others"
-                    store.set(keys[self.rank], json.dumps(asdict(replace(card, error=gave_up))))
-                    late = [rank for rank, key in enumerate(keys) if not store.check([key])]
-                    raise Timeout(
-                        f"rank {self.rank} waited {self.deadline:g} s in the first call on this "
-                        f"group for {_ranks(late)} to make it too; see what that rank is doing, or "
-                        "allow more with WEFT_DEADLINE"
-                    )
-                time.sleep(pause)
-                pause = min(pause * 1.5, 0.02)
-            return [_Card(**json.loads(store.get(key))) for key in keys]
-        except RuntimeError as failure:
-            raise PeerLost(
-                f"the store of torch.distributed that introduces the ranks is gone: {failure}"
-            ) from None
+        """The cards of all members."""
+        said = exchange(self.group, self.members, what, asdict(card), self.deadline)
+        return [_Card(**card) for card in said]
 
     # -- memory ------------------------------------------------------------------------------------
 
@@ -208,6 +222,10 @@ class HostFabric:
             )
         return found
 
+    def standing(self) -> dict[str, Shared]:
+        """Workspace of this call that peers may touch whatever its size, for it is only a limit."""
+        return {}
+
     def workspace(self, size: int) -> torch.Tensor:
         """Private memory for one call at a time, kept between calls."""
         if self._workspace.numel() < size:
@@ -230,6 +248,50 @@ class HostFabric:
         self.link = link
         topology = TOPOLOGIES.index(link.topology)
         self.native.set_link(link.bandwidth or 0.0, int(link.latency * 1e9), topology)
+
+    # -- plans -------------------------------------------------------------------------------------
+
+    def lower(self, operation: Plannable, schedule: Schedule | Strategy) -> Plan:
+        """The plan of an operation as it is run here."""
+        return operation.lower(schedule)
+
+    def program(
+        self,
+        native: _native.Program,
+        transfers: Sequence[Any],
+        plan: Plan,
+        signatures: Sequence[int],
+    ) -> Any:
+        """What engines do in a plan: its copies, and on other fabrics transfers over a network.
+        signatures: what the headers of the ranks say that the plan was made for."""
+        assert not transfers
+        return native
+
+    def enter(
+        self,
+        call: int,
+        signature: int,
+        offsets: Sequence[int],
+        blob: bytes,
+        program: Any,
+        inputs: Mapping[str, torch.Tensor],
+    ) -> None:
+        """Enters a call. program: what this rank expects to be run, where it knows the call; some
+        fabrics send what peers need of the inputs along."""
+        self.native.enter(call, signature, offsets, blob)
+
+    def launch(
+        self,
+        program: Any,
+        call: int,
+        deadline: int,
+        tensors: Sequence[torch.Tensor],
+        signatures: Sequence[int],
+        record: bool,
+    ) -> Any:
+        """Sets a program going on the buffers of this rank."""
+        pointers = [tensor.data_ptr() for tensor in tensors]
+        return self.native.launch(program, call, deadline, pointers, signatures, record)
 
     # -- calls -------------------------------------------------------------------------------------
 
@@ -273,7 +335,7 @@ class HostFabric:
                 if r != self.rank and self.native.entered(r) < self.call
             ]
             if late:
-                waiting_for = f"{_ranks(late)} to enter the call"
+                waiting_for = f"{listed(late)} to enter the call"
             error = Timeout(
                 f"rank {self.rank} waited {self.deadline:g} s {where} for {waiting_for}; "
                 "see what that rank is doing, or allow more with weft.configure(deadline=...)"
@@ -297,8 +359,7 @@ class HostFabric:
         if self.broken is None:
             self.broken = error
             self.native.fail(max(1, self.call))
-            self.channel.abort()
-            self.messages.abort()
+            self._end_channels()
 
     def close(self) -> None:
         """Leaves the group. Peers that still read this rank's memory in the last call are not
@@ -307,8 +368,7 @@ class HostFabric:
         self.closed = True
         self.native.leave()
         if self.pid == os.getpid():
-            self.channel.abort()
-            self.messages.abort()
+            self._end_channels()
         self.runners.clear()
         self.repeats.clear()
         # It refers to this fabric: kept, the circle would hold the process group until the
@@ -319,31 +379,20 @@ class HostFabric:
         self.landings.clear()
 
 
-def _check_cards(cards: Sequence[_Card]) -> None:
+def _check_cards(cards: Sequence[_Card], members: Sequence[int]) -> None:
     """That all ranks could do their part, on the same machine with the same weft."""
-    for rank, card in enumerate(cards):
+    for rank, card in zip(members, cards, strict=True):
         if card.error:
             raise Unsupported(f"rank {rank} {card.error}")
         if card.machine != cards[0].machine:
-            raise Unsupported(f"{DISCARD}; ranks 0 and {rank} are on different ones")
-        if card.version != cards[0].version:
             raise Unsupported(
-                f"rank 0 runs weft {cards[0].version} and rank {rank} {card.version}; "
-                "install the same version everywhere"
+                f"{DISCARD}; ranks {members[0]} and {rank} are on different ones: unset WEFT_FABRIC"
             )
+    check_versions([card.version for card in cards], members)
 
 
-def _ranks(ranks: Sequence[int]) -> str:
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
-
-
-def _machine() -> str:
-    """What is the same for two processes exactly if they share memory and process numbers."""
-    with open("/proc/sys/kernel/random/boot_id") as file:
-        return file.read().strip() + os.readlink("/proc/self/ns/pid")
-
-
-def _deadline() -> float:
+def default_deadline() -> float:
+    """Seconds that a wait may take where nothing else was configured."""
     text = os.environ.get("WEFT_DEADLINE", "")
     try:
         seconds = float(text) if text else DEFAULT_DEADLINE
@@ -354,7 +403,13 @@ def _deadline() -> float:
     return seconds
 
 
-def _heap_span() -> int:
+def deadline_of(group: dist.ProcessGroup) -> float:
+    """Seconds that a wait in a group may take at first."""
+    own: float | None = getattr(group, "deadline", None)  # a group of weft's backend has one
+    return default_deadline() if own is None or "WEFT_DEADLINE" in os.environ else own
+
+
+def heap_span() -> int:
     """Bytes of each rank's part: only a limit, pages come when they are touched."""
     text = os.environ.get("WEFT_HEAP", "")
     if text:

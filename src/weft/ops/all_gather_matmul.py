@@ -89,7 +89,7 @@ def all_gather_matmul(
         x_shard: [rows, K] of this rank, or [..., K] with the gathered dimension `gather_dim`. The
             shards may be an uneven split, as `tensor_split` or `chunk` would give.
         w: [K, N], or several of them, e.g. [w_q, w_k, w_v].
-        group: a torch.distributed group whose ranks share this machine; None is all ranks.
+        group: a torch.distributed group; None is all ranks.
         schedule: a name such as "adaptive@dma", a `Schedule`, or "auto".
         out: where to put y: [M, N], or one for each w.
         return_gathered: whether to return the gathered x too.

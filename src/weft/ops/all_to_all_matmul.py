@@ -32,7 +32,7 @@ from weft.ops.common import (
 from weft.plan.all_to_all_matmul import AllToAllMatmul
 from weft.plan.tasks import Plannable
 from weft.run.call import Tensors, carry_out, refuse
-from weft.run.proposal import Proposal
+from weft.run.proposal import Proposal, proposal_of
 from weft.schedule import Schedule
 
 NAME = "all_to_all_matmul"
@@ -63,7 +63,7 @@ def all_to_all_matmul(
         w: [K, N] of this rank.
         in_splits: how many rows of x go to each rank; zero is fine.
         out_splits: how many rows come from each rank.
-        group: a torch.distributed group whose ranks share this machine; None is all ranks.
+        group: a torch.distributed group; None is all ranks.
         schedule: a name such as "adaptive@dma", a `Schedule`, or "auto".
         out: where to put y.
         return_gathered: whether to return the received rows too.
@@ -128,7 +128,7 @@ def _run(
             ("return_gathered", return_gathered),
         )
         own = (("columns", n), ("splits", (sent, taken)), *chosen_item(decision.told))
-        proposal = Proposal(NAME, same, own).checked()
+        proposal = proposal_of(NAME, same, own)
     except Exception as error:
         refuse(fabric, NAME, error)
         raise

@@ -27,6 +27,7 @@ library = torch.library.Library("weft", "FRAGMENT")  # type: ignore[no-untyped-c
 """Where `torch.ops.weft.*` are defined."""
 
 ANY = Schedule.parse("adaptive")
+_BETWEEN_MACHINES = Decision(ANY.name, ANY, "ranks are on several machines")
 
 DTYPES = {
     torch.float64: "float64",
@@ -91,6 +92,8 @@ def decide(
     would refuse: in the first call the ranks meet. work: what a call's time is in proportion to,
     where one key stands for calls of several sizes.
     """
+    if fabric.network:
+        return _BETWEEN_MACHINES
     memory = auto.of(fabric)
     memory.meet()
     try:

@@ -26,7 +26,7 @@ from weft.ops.common import (
 )
 from weft.ops.embedding_gradient import gradients
 from weft.ops.landed import carry_out_landed, in_kernel, landing_for
-from weft.plan.embedding_all_to_all import EmbeddingAllToAll
+from weft.plan.embedding_all_to_all import MAX_SLICES, EmbeddingAllToAll
 from weft.run.bags import Bags
 from weft.run.call import check_tensor, refuse
 from weft.run.proposal import Proposal
@@ -37,6 +37,7 @@ NAME = "embedding_all_to_all"
 Tables = Sequence[torch.Tensor]
 _NAMES = {name: dtype for dtype, name in DTYPES.items()}
 _SERIAL, _FUSED = Schedule.parse("serial"), Schedule.parse("fused")
+_SLICED = Schedule.parse(f"hetero-unfused-1d:{MAX_SLICES}")
 
 
 def embedding_all_to_all(
@@ -76,8 +77,9 @@ def embedding_all_to_all(
         mode: "sum" or "mean"; an empty bag is zero.
         per_sample_weights: for every table what each row is multiplied by; for "sum" only.
         sparse: whether gradients of tables are sparse tensors.
-        group: a torch.distributed group whose ranks share this machine; None is all ranks.
-        schedule: a name such as "serial@dma", a `Schedule`, or "auto", which is "fused".
+        group: a torch.distributed group; None is all ranks.
+        schedule: a name such as "serial@dma", a `Schedule`, or "auto", which is "fused", and
+            between machines "hetero-unfused-1d:8": slices of the batch leave as they are ready.
         out: where to put y; if it is in shared memory (`weft.symmetric_empty`), peers store there.
 
     Returns:
@@ -188,6 +190,8 @@ def _in_kernel(fabric: HostFabric) -> Decision:
     """What `auto` is: there is nothing to choose."""
     if fabric.world == 1:
         return Decision(_SERIAL.name, _SERIAL, "there is one rank")
+    if fabric.network:
+        return Decision(_SLICED.name, _SLICED, "slices cross the network as they are looked up")
     return Decision(_FUSED.name, _FUSED, "pooled rows are stored where they are needed")
 
 

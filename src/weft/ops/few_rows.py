@@ -31,7 +31,7 @@ NARROW = (torch.bfloat16, torch.float16, torch.int8)
 
 def few_rows(fabric: HostFabric, m: int, dtype: torch.dtype) -> Decision | None:
     """What `auto` is for an all-reduce of few rows; None where there is a choice to make."""
-    if fabric.world == 1 or m > FEW_ROWS or dtype == torch.float64:
+    if fabric.network or fabric.world == 1 or m > FEW_ROWS or dtype == torch.float64:
         return None
     why = f"{m} rows: reading w is all, and blocks leave as they are made"
     return Decision(_FUSED.name, _FUSED, why)

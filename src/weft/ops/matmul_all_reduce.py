@@ -40,7 +40,7 @@ def matmul_all_reduce(
         x: [M, K] of this rank, or [..., K]; ranks may differ in K.
         w: [K, N] of this rank, in the dtype of x; or bfloat16, float16 or int8 where x is wider,
             to be read in fewer bytes (for up to 32 rows; beyond that it is widened first).
-        group: a torch.distributed group whose ranks share this machine; None is all ranks.
+        group: a torch.distributed group; None is all ranks.
         schedule: a name such as "adaptive@dma", a `Schedule`, or "auto".
         out: where to put y.
         reduce_op: "sum" or "avg".

@@ -34,7 +34,7 @@ from weft.ops.common import (
 from weft.ops.landed import carry_out_landed, in_kernel, landing_for
 from weft.plan.matmul_all_to_all import MatmulAllToAll
 from weft.run.call import refuse
-from weft.run.proposal import Proposal
+from weft.run.proposal import Proposal, proposal_of
 from weft.schedule import Schedule
 from weft.select.auto import Decision
 
@@ -65,7 +65,7 @@ def matmul_all_to_all(
         w: [K, N] of this rank.
         in_splits: how many rows of x @ w go to each rank; zero is fine.
         out_splits: how many rows come from each rank.
-        group: a torch.distributed group whose ranks share this machine; None is all ranks.
+        group: a torch.distributed group; None is all ranks.
         schedule: a name such as "adaptive@dma", a `Schedule`, or "auto".
         out: where to put y.
 
@@ -120,7 +120,7 @@ def _run(
             ("the shape of x beside its rows and K", inner),
         )
         own = (("K", k), ("splits", (sent, taken)), *chosen_item(decision.told))
-        proposal = Proposal(NAME, same, own).checked()
+        proposal = proposal_of(NAME, same, own)
         if in_kernel(fabric, decision):
             spaces = {}
             landing = landing_for(fabric, shape, x.dtype, out)
@@ -140,7 +140,7 @@ def _run(
 def _in_place(fabric: HostFabric) -> Decision | None:
     """Where links are as fast as memory, products are made in the y of the rank that needs them, in
     as few pieces as can be; otherwise there is a choice to make."""
-    if fabric.link.paced or fabric.world == 1:
+    if fabric.link.paced or fabric.network or fabric.world == 1:
         return None
     schedule = Schedule.parse("fused:1")
     return Decision(schedule.name, schedule, "links are as fast as memory: made where needed")

@@ -40,7 +40,7 @@ def matmul_reduce_scatter(
     Args:
         x: [M, K] of this rank, or [..., K]; ranks may differ in K.
         w: [K, N] of this rank.
-        group: a torch.distributed group whose ranks share this machine; None is all ranks.
+        group: a torch.distributed group; None is all ranks.
         schedule: a name such as "adaptive@dma", a `Schedule`, or "auto".
         out: where to put y.
         scatter_dim: the dimension of x that is shared out.

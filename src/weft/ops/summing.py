@@ -183,7 +183,7 @@ def _expected(sizes: _Sizes, world: int) -> MatmulReduceScatter:
 def _reduced(fabric: HostFabric, decision: Decision, m: int, own: int, n: int) -> int:
     """Elements of the sums that this rank passes on, under any schedule that it may be."""
     rows, columns = own * n, m * split(n, fabric.world)[fabric.rank]
-    if decision.schedule is None:
+    if decision.schedule is None or fabric.network:
         return max(rows, columns)
     return columns if shares_columns(decision.schedule, m, fabric.world) else rows
 

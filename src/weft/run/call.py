@@ -92,8 +92,9 @@ def carry_out(
             memory = {name: s.memory for name, s in space.items()}
             runner = None
             if not entered:
-                fabric.native.enter(call, proposal.signature, offsets, proposal.blob)
                 runner = fabric.runners.get(proposal.signature)
+                program = None if runner is None else runner.program
+                fabric.enter(call, proposal.signature, offsets, proposal.blob, program, inputs)
             if runner is None:
                 runner = _agree(fabric, call, proposal, schedule, combine, slots)
             while True:
@@ -156,7 +157,8 @@ def _place(
         return [], {}
     try:
         placed = [fabric.share(tensor) for tensor in tensors]
-        return placed, {n: fabric.shared_workspace(n, size) for n, size in workspaces.items()}
+        space = {n: fabric.shared_workspace(n, size) for n, size in workspaces.items()}
+        return placed, {**space, **fabric.standing()}
     except Error as error:
         _say(fabric, call, proposal.operation, error)
         raise
@@ -203,7 +205,7 @@ def _agree(
         if schedule is None:
             name, why = dict(proposals[0].own)[CHOSEN]
             schedule = Schedule.parse(name)
-        plan = combine(proposals).lower(schedule)
+        plan = fabric.lower(combine(proposals), schedule)
         verify(plan)
         runner = runner_of(plan, fabric, signatures, slots, why)
         _keep(fabric, signatures, runner)

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 
 from weft.errors import InvalidPlan, Unsupported
 from weft.fabric import HostFabric, _native
 from weft.fabric.host import AGAIN, CANCELLED, DISAGREE, OK, Outcome
+from weft.fabric.lanes import Transfer
 from weft.plan.adaptive import Loose, as_one, largest_run, merged, next_run
 from weft.plan.tasks import (
     AnyTask,
@@ -78,24 +79,42 @@ class Runner:
         self.label = f"{plan.operation.label}, {plan.schedule}"
         self.buffers = [b for b in plan.buffers if b.rank == fabric.rank]
         self._index = {b.name: i for i, b in enumerate(self.buffers)}
+        self._places = {rank: place for place, rank in enumerate(fabric.members)}
+        self.here = self._places[fabric.rank]
         self._slots = {name: i for i, name in enumerate(slots)}
-        missing = {name for _, name in plan.shared_buffers} - set(slots)
+        missing = {name for _, name in self._touched_inside()} - set(slots)
         if missing:
             raise InvalidPlan(f"{self.label}: {', '.join(sorted(missing))} must be shared")
-        counters = counters_of(plan)
-        self.program, num_lanes = self._build_program(counters)
+        counters = counters_of(plan, self._places)
+        native, num_lanes = self._build_program(counters)
+        transfers = self._build_transfers(counters)
+        self.program = fabric.program(native, transfers, plan, signatures)
         steps = self._build_steps(counters)
         self.parts = _parts(steps)
-        self.in_flight = num_lanes > 0 or any(step.waits for step in steps)
+        self.in_flight = num_lanes > 0 or bool(transfers) or any(step.waits for step in steps)
         self._workspace = [b for b in self.buffers if b.kind == "workspace" and b.name not in slots]
         self._shared = [b for b in self.buffers if b.kind == "workspace" and b.name in slots]
         self.workspace_bytes = sum(_aligned(b.num_bytes) for b in self._workspace)
         self._peers: dict[tuple[int, str, int], torch.Tensor] = {}
 
+    def _touched_inside(self) -> frozenset[tuple[int, str]]:
+        """Buffers that another rank of the machine touches: headers must say where they are."""
+        if not self.fabric.network:
+            return self.plan.shared_buffers
+        places = self._places
+        return frozenset(
+            region.key
+            for task in self.plan.tasks
+            for region in (*task.reads(), *task.writes())
+            if region.rank != task.rank and region.rank in places and task.rank in places
+        )
+
     def _build_program(self, counters: Mapping[int, Counter]) -> tuple[_native.Program, int]:
         program, lanes = _native.Program(), set()
         for task in self.plan.tasks:
             if task.rank != self.fabric.rank or not isinstance(task, Copy):
+                continue
+            if task.source.rank not in self._places:
                 continue
             lanes.add(task.peer)
             program.add(
@@ -112,6 +131,33 @@ class Runner:
             )
         return program, len(lanes)
 
+    def _build_transfers(self, counters: Mapping[int, Counter]) -> list[Transfer]:
+        """This rank's ends of the copies between machines. What a copy comes after holds back its
+        send if it runs where the source is, and its receive if it runs where the target is."""
+        rank, transfers = self.fabric.rank, []
+        for task in self.plan.tasks:
+            if not isinstance(task, Copy) or rank not in (task.rank, task.source.rank):
+                continue
+            sends = task.rank != rank
+            peer = task.rank if sends else task.source.rank
+            if peer in self._places:
+                continue
+            region = task.source if sends else task.target
+            counter = -1 if sends or task.id not in counters else counters[task.id][1]
+            transfers.append(
+                Transfer(
+                    task.id,
+                    peer,
+                    sends,
+                    self._index[region.buffer],
+                    region,
+                    self._waits(task, counters, rank),
+                    counter,
+                    () if sends else self._rings(task),
+                )
+            )
+        return transfers
+
     def _end(self, region: Region) -> tuple[int, int, int, int]:
         buffer = self.plan.buffer[region.key]
         item = buffer.num_bytes // max(1, buffer.rows * buffer.columns)
@@ -119,19 +165,25 @@ class Runner:
         offset = region.row * pitch + region.column * item
         own = region.rank == self.fabric.rank
         number = self._index[region.buffer] if own else self._slots[region.buffer]
-        return (region.rank, number, offset, pitch)
+        return (self._places[region.rank], number, offset, pitch)
 
-    def _waits(self, task: AnyTask, counters: Mapping[int, Counter]) -> tuple[Counter, ...]:
+    def _waits(
+        self, task: AnyTask, counters: Mapping[int, Counter], only: int | None = None
+    ) -> tuple[Counter, ...]:
+        """The counters of other lanes that a task waits for; only: those of one rank."""
         tasks = self.plan.tasks
         return tuple(
             counters[before]
             for before in task.after
             if (tasks[before].rank, tasks[before].lane) != (task.rank, task.lane)
+            and (only is None or tasks[before].rank == only)
         )
 
     def _rings(self, task: AnyTask) -> tuple[int, ...]:
         waiting = self.plan.signals.get(task.id, frozenset())
-        return tuple(sorted({rank for rank, lane in waiting if lane == COMPUTE}))
+        places = self._places
+        near = {places[rank] for rank, lane in waiting if lane == COMPUTE and rank in places}
+        return tuple(sorted(near))
 
     def _build_steps(self, counters: Mapping[int, Counter]) -> list[Step]:
         rank, tasks = self.fabric.rank, self.plan.tasks
@@ -179,13 +231,13 @@ class Runner:
     def peer(self, call: int, region: Region) -> torch.Tensor:
         """A peer's buffer, in place. It lies where the peer's header says; peers that stage their
         inputs come back to the same two places, so the tensors are kept."""
-        slot = self._slots[region.buffer]
-        pointer = self.fabric.native.peer_pointer(call, region.rank, slot)
+        slot, place = self._slots[region.buffer], self._places[region.rank]
+        pointer = self.fabric.native.peer_pointer(call, place, slot)
         key = (region.rank, region.buffer, pointer)
         tensor = self._peers.get(key)
         if tensor is None:
             b = self.plan.buffer[region.key]
-            raw = self.fabric.native.peer_array(call, b.rank, slot, b.num_bytes)
+            raw = self.fabric.native.peer_array(call, place, slot, b.num_bytes)
             tensor = torch.from_numpy(raw).view(getattr(torch, b.dtype)).view(b.rows, b.columns)
             if len(self._peers) >= _MAX_PEER_TENSORS:
                 self._peers.clear()
@@ -203,6 +255,10 @@ class Runner:
                 raise InvalidPlan(f"{self.label}: {b.name} takes {b.num_bytes} shared bytes")
             raw = shared[b.name][: b.num_bytes]
             tensors[b.name] = raw.view(getattr(torch, b.dtype)).view(b.rows, b.columns)
+
+    def place(self, rank: int) -> int:
+        """The number of a rank among those that share this one's memory."""
+        return self._places[rank]
 
     def _add_workspace(self, tensors: dict[str, torch.Tensor]) -> None:
         memory, at = self.fabric.workspace(self.workspace_bytes), 0
@@ -244,11 +300,11 @@ class Run:
         self.deadline = self.fabric.deadline_ns()
         self.agreed = self.fabric.world == 1
         self.pending: list[Step] = []
-        self.flight: _native.Call | None = None
+        self.flight: Any = None
         if runner.in_flight:
-            pointers = [tensors[b.name].data_ptr() for b in runner.buffers]
-            self.flight = self.native.launch(
-                runner.program, call, self.deadline, pointers, runner.signatures, record
+            buffers = [tensors[b.name] for b in runner.buffers]
+            self.flight = self.fabric.launch(
+                runner.program, call, self.deadline, buffers, runner.signatures, record
             )
 
     # -- waiting -----------------------------------------------------------------------------------
@@ -368,7 +424,7 @@ class Run:
         ]
         if not steps:
             return
-        nothing = (self.fabric.rank, 0)
+        nothing = (self.runner.here, 0)
         first = self.native.reached(
             self.call, [step.waits[0] if step.waits else nothing for step in steps]
         )
@@ -386,7 +442,7 @@ class Run:
         start = _native.now_ns()
         self._execute(task)
         for region in remote:
-            ends = (region.rank, self.fabric.rank)
+            ends = (self.runner.place(region.rank), self.runner.here)
             if region in task.writes():
                 ends = ends[::-1]
             until = self.native.reserve(*ends, self.plan.num_bytes(region), start)
@@ -539,13 +595,14 @@ def _pieces(steps: Sequence[Step]) -> list[Step]:
     return pieces
 
 
-def counters_of(plan: Plan) -> dict[int, Counter]:
-    """The (rank, index) of the counter of every task that another lane waits for."""
+def counters_of(plan: Plan, places: Mapping[int, int]) -> dict[int, Counter]:
+    """The (place, index) of the counter of every task of these ranks that another lane waits for.
+    Other ranks are on other machines, where tasks are waited for by transfers."""
     used = [0] * plan.operation.world
     counters: dict[int, Counter] = {}
     for task in plan.tasks:
-        if task.id in plan.signals:
-            counters[task.id] = (task.rank, used[task.rank])
+        if task.id in plan.signals and task.rank in places:
+            counters[task.id] = (places[task.rank], used[task.rank])
             used[task.rank] += 1
     if max(used) > _native.MAX_COUNTERS:
         raise Unsupported(

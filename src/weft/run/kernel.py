@@ -120,7 +120,7 @@ class KernelRunner(Runner):
         self._lane = plan.lanes.get((fabric.rank, COMPUTE), ())
         self.kernels = os.environ.get("WEFT_KERNELS", "")
         self.kernel = _native.Kernel(_TYPES[plan.operation.dtype])
-        counters = counters_of(plan)
+        counters = counters_of(plan, self._places)
         for task in self._lane:
             waits = self._waits(task, counters)
             counter = counters[task.id][1] if task.id in counters else -1

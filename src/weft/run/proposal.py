@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from weft.errors import Mismatch, Unsupported
@@ -49,6 +49,12 @@ class Proposal:
     def read(cls, blob: bytes) -> Proposal:
         operation, same, own, error = json.loads(blob)
         return cls(operation, _items(same), _items(own), error)
+
+
+@lru_cache(maxsize=4096)
+def proposal_of(operation: str, same: Items, own: Items) -> Proposal:
+    """A proposal that fits into a header; one that was made before is not made again."""
+    return Proposal(operation, same, own).checked()
 
 
 def check_same(proposals: Sequence[Proposal], call: int) -> None:

@@ -49,6 +49,11 @@ def tune(
     fabric = fabric_of(group)
     if fabric.world == 1:
         return {}
+    if fabric.network:
+        raise Unsupported(
+            'schedules are tuned on one machine; between machines "auto" is adaptive@dma, and a '
+            "call can name another"
+        )
     memory = auto.of(fabric)
     samples: Samples = {}
     space = candidates(fabric.world)

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
 from weft.errors import Error
+from weft.study.hosts import STORE_PORT, Hosts, Place
 
 Report = Callable[[float, str], None]
 """Called with the share that is done (0 to 1) and what is being done."""
@@ -45,14 +46,19 @@ def launch(
     *arguments: Any,
     threads: int = 1,
     pin: bool = True,
+    hosts: Hosts | None = None,
     report: Report | None = None,
 ) -> list[Any]:
     """What `function(report, *arguments)` returns on every rank of a new gloo group.
 
     threads: compute threads of each rank. pin: whether ranks keep to their own share of the cores.
-    report: hears what rank 0 reports.
+    hosts: where the ranks are, in even parts; None is this machine. report: hears what rank 0
+    reports.
     """
     store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    places = [
+        None if hosts is None else hosts.place(rank * hosts.count // world) for rank in range(world)
+    ]
     context = multiprocessing.get_context("spawn")
     pipes: dict[Connection, int] = {}
     processes = []
@@ -69,6 +75,7 @@ def launch(
                 os.getpid(),
                 cores,
                 threads,
+                places[rank],
                 function,
                 arguments,
             ),
@@ -133,6 +140,7 @@ def _rank_main(
     parent: int,
     cores: list[int] | None,
     threads: int,
+    place: Place | None,
     function: Callable[..., Any],
     arguments: tuple[Any, ...],
 ) -> None:
@@ -149,7 +157,7 @@ def _rank_main(
             pipe.send(("report", (share, text)))
 
     try:
-        store = TCPStore("127.0.0.1", port, None, False)
+        store = join(place, rank, port)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
         result = function(report, *arguments)
         dist.barrier()
@@ -164,6 +172,15 @@ def _rank_main(
         pipe.close()
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def join(place: Place | None, rank: int, port: int) -> TCPStore:
+    """The store of a new group, after moving to where this rank is to be. Among hosts rank 0 has
+    it, as torchrun would; on this machine the process that started the ranks."""
+    if place is None:
+        return TCPStore("127.0.0.1", port, None, False)
+    place.enter()
+    return TCPStore(place.store, STORE_PORT, None, rank == 0, wait_for_workers=False)
 
 
 def cores_of(rank: int, world: int) -> list[int]:

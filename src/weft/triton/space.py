@@ -95,6 +95,11 @@ class Host:
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self.fabric: HostFabric = fabric.of(group)
+        if self.fabric.network:
+            raise Unsupported(
+                "weft.triton's kernels on CPUs need all ranks of a group on one machine; give them "
+                "a group whose ranks share one"
+            )
         self.rank, self.world = self.fabric.rank, self.fabric.world
         self.device = torch.device("cpu")
         self._blocks: list[Any] = []

@@ -1,0 +1,57 @@
+"""How plans are made where some ranks are on other machines.
+
+Where machines have several ranks, what they share crosses the network once (`two_level_*`); other
+plans are flat, and treat all peers alike. `adaptive` without a depth is not cut at all where there
+are too few rows to make two GEMMs of: each would read all of w.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from weft.errors import Unsupported
+from weft.plan import two_level_gathering, two_level_scattering
+from weft.plan.all_gather_matmul import AllGatherMatmul
+from weft.plan.builder import refuse_impossible
+from weft.plan.matmul_reduce_scatter import MatmulReduceScatter
+from weft.plan.nodes import Nodes
+from weft.plan.tasks import Matmul, Plan, Plannable
+from weft.schedule import Schedule
+
+FEW_ROWS = 128
+"""Below so many rows to multiply on a rank, `adaptive` without a depth is serial."""
+
+_SERIAL = Schedule.parse("serial")
+
+
+def lower(operation: Plannable, schedule: Schedule, nodes: Sequence[int], levels: int = 2) -> Plan:
+    """The plan of an operation whose rank r is on the machine nodes[r], on up to so many levels."""
+    if schedule.fusion == "kernel":
+        raise Unsupported(
+            f"{schedule} cannot be run between machines: its kernel stores into the memory of "
+            "peers, and a network has none to store into; use auto"
+        )
+    if schedule.engine == "direct":
+        raise Unsupported(
+            f"{schedule} cannot be run between machines: direct reads a peer's memory in place, "
+            f"and a network has none to read; use {schedule.with_engine('dma')}"
+        )
+    if schedule.fusion == "adaptive" and schedule.depth is None and _rows(operation) < FEW_ROWS:
+        schedule = _SERIAL
+    placed = Nodes(tuple(nodes))
+    if min(placed.levels, levels) == 2:
+        refuse_impossible(schedule)
+        # Operations that only look like these (all-reduce is one that sums) have flat plans.
+        if type(operation) is AllGatherMatmul and two_level_gathering.possible(schedule):
+            return two_level_gathering.lower(operation, schedule, placed)
+        if type(operation) is MatmulReduceScatter and two_level_scattering.possible(
+            operation, schedule
+        ):
+            return two_level_scattering.lower(operation, schedule, placed)
+    return operation.lower(schedule)
+
+
+def _rows(operation: Plannable) -> int:
+    """The rows that the rank with most of them multiplies."""
+    tasks = operation.lower(_SERIAL).tasks
+    return max((task.c.rows for task in tasks if isinstance(task, Matmul)), default=0)
