@@ -253,7 +253,7 @@ def made_again(count: int) -> None:
         group = dist.new_group()
         check_call(16, 3, 8, group=group, schedule="adaptive@dma")
         dist.destroy_process_group(group)
-        del group  # or gloo's threads go on, with a peer that may have hung up or not
+        del group  # while it lives its sockets do, one until the peer has closed its own
         if number in (count // 2, count - 1):
             gc.collect()
             after.append(census())

@@ -52,6 +52,15 @@ def of(group: dist.ProcessGroup | None = None) -> HostFabric:
     return fabric
 
 
+def close(group: dist.ProcessGroup) -> None:
+    """Leaves a group, if its fabric is open: peers that wait for this rank hear it at once."""
+    with _changing:
+        fabric = _open.get(id(group))
+        if fabric is not None and fabric.group_ref() is group:
+            del _open[id(group)]
+            fabric.close()
+
+
 def _opened(group: dist.ProcessGroup) -> HostFabric:
     """Shared memory where all ranks are on one machine; otherwise the network beside it."""
     cards = hello(group, deadline_of(group))
@@ -60,15 +69,6 @@ def _opened(group: dist.ProcessGroup) -> HostFabric:
     if len(cards) == 1 or asked == "host" or (asked == "auto" and together):
         return HostFabric(group)
     return GroupFabric(group, cards)
-
-
-def close(group: dist.ProcessGroup) -> None:
-    """Leaves a group, if its fabric is open: peers that wait for this rank hear it at once."""
-    with _changing:
-        fabric = _open.get(id(group))
-        if fabric is not None and fabric.group_ref() is group:
-            del _open[id(group)]
-            fabric.close()
 
 
 def _close_stale() -> None:

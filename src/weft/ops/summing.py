@@ -16,6 +16,7 @@ from weft.fabric import HostFabric
 from weft.fabric.landing import Landing
 from weft.operation import split
 from weft.ops.common import (
+    DTYPES,
     as_rows,
     as_shaped,
     check_dim,
@@ -197,7 +198,8 @@ def _prepared(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """w as the schedule wants it: the kernel for few rows takes it in its own dtype and packed,
     all others in the dtype of x."""
-    if w.dim() != 2 or w.device.type != "cpu" or x.device.type != "cpu":
+    cpu = w.device.type == x.device.type == "cpu"
+    if w.dim() != 2 or not cpu or x.dtype not in DTYPES:
         return w, None  # refused with the other checks
     check_weight(x, w, scale)
     fused = decision is not None and in_kernel(fabric, decision)
