@@ -18,8 +18,9 @@ def hosts_possible():
 
 
 @pytest.fixture
-def on_hosts(hosts_possible):
-    """`on_hosts(2, 4)`: the hosts, and a pool of ranks shared out over them."""
+def on_hosts(hosts_possible, pools):
+    """`on_hosts(2, 4)`: the hosts, and a pool of ranks shared out over them. pools: has the server
+    that forks ranks import once what all of them need."""
     made = []
 
     others = set(multiprocessing.active_children())  # pools that all tests share

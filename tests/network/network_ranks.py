@@ -6,6 +6,7 @@ import ctypes
 import multiprocessing
 import os
 import signal
+import time
 import traceback
 
 from ranks import Outcome, Pool
@@ -51,11 +52,13 @@ def _rank_main(rank, world, place, pipe, environment):
         except (EOFError, ConnectionResetError):
             break
         try:
-            outcome = Outcome(value=function(*arguments))
+            value = function(*arguments)
+            outcome = Outcome(value=value, at=time.monotonic())
         except SystemExit:
             break
         except BaseException as error:
-            outcome = Outcome(error=error.with_traceback(None), trace=traceback.format_exc())
+            moment, trace = time.monotonic(), traceback.format_exc()
+            outcome = Outcome(error=error.with_traceback(None), trace=trace, at=moment)
         try:
             pipe.send(outcome)
         except BrokenPipeError:
