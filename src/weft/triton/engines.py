@@ -14,7 +14,7 @@ import torch
 
 from weft.errors import Unsupported
 from weft.fabric import _native
-from weft.fabric.host import AGAIN, OK
+from weft.fabric.outcomes import AGAIN, OK
 from weft.triton.space import Host, HostVisit, Region, Space, SymmetricMemory, aligned
 
 Chunk = tuple[int, int, int, int]

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from weft import fabric
 from weft.errors import Error, Mismatch, Timeout, Unsupported
 from weft.fabric import HostFabric
-from weft.fabric.host import AGAIN, OK, TIMEOUT
+from weft.fabric.outcomes import AGAIN, OK, TIMEOUT
 from weft.run.proposal import Items, Proposal, check_same
 
 ALIGNMENT = 256

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton.language as tl
 
 from weft.triton.jit import kernel
-from weft.triton.kernels.tiles import blocks_of, first_turn, tile_product
+from weft.triton.kernels.tiles import blocks_of, first_turn, store_tile, tile_product
 from weft.triton.language import peer, signal_add, wait
 
 PHASES = ("its tiles of the product",)
@@ -66,11 +66,7 @@ def gemm_all_to_all(
                 BLOCK_K,
                 PRECISION,
             )
-            rows = row + tl.arange(0, BLOCK_M)
-            columns = column + tl.arange(0, BLOCK_N)
-            target = there + (target_row + rows[:, None]).to(tl.int64) * N + columns[None, :]
-            inside = (rows[:, None] < num_rows) & (columns[None, :] < N)
-            tl.store(target, sums.to(y.dtype.element_ty), mask=inside)
+            store_tile(there, sums, target_row, row, column, num_rows, N, BLOCK_M, BLOCK_N)
             sent += 1
         if sent > 0:
             signal_add(arrived + me, sent, owner, bases, me)

@@ -60,3 +60,23 @@ def tile_product(
         x_tile += BLOCK_K
         w_tile += BLOCK_K * w_stride_k
     return sums
+
+
+@kernel
+def store_tile(
+    y,
+    sums,
+    first_row,
+    row,
+    column,
+    num_rows,
+    N,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Stores a tile at `row` and `column` of the `num_rows` rows of y that begin at `first_row`."""
+    rows = row + tl.arange(0, BLOCK_M)
+    columns = column + tl.arange(0, BLOCK_N)
+    target = y + (first_row + rows[:, None]).to(tl.int64) * N + columns[None, :]
+    inside = (rows[:, None] < num_rows) & (columns[None, :] < N)
+    tl.store(target, sums.to(y.dtype.element_ty), mask=inside)
