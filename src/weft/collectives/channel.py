@@ -20,15 +20,13 @@ from weft.collectives import telling
 from weft.collectives.kinds import DTYPES, OTHER, REDUCTIONS, SUM
 from weft.errors import Cancelled, Error, Mismatch, PeerLost, Timeout, Unsupported
 from weft.fabric import HostFabric, _native
-from weft.fabric.host import (
+from weft.fabric.outcomes import (
     AGAIN,
     DISAGREE,
     OK,
-    PEER_FAILED,
-    PEER_LEFT,
-    PEER_LOST,
     TIMEOUT,
     WITHDRAWN,
+    peer_error,
 )
 from weft.run import explain, record
 
@@ -233,19 +231,14 @@ class Channel:
         return self._fatal(outcome, f"about to {what}", "that rank's part")
 
     def _fatal(self, outcome: tuple[int, int], where: str, waiting_for: str) -> Error:
-        code, rank = outcome
         error: Error
-        if code == TIMEOUT:
+        if outcome[0] == TIMEOUT:
             error = Timeout(
                 f"rank {self.rank} was {where} and waited {self.patience:g} s for {waiting_for}; "
                 "see what that rank is doing, or allow more with weft.configure(deadline=...)"
             )
-        elif code == PEER_LOST:
-            error = PeerLost(f"rank {rank} died; rank {self.rank} was {where}", rank)
-        elif code == PEER_LEFT:
-            error = PeerLost(f"rank {rank} left the group; rank {self.rank} was {where}", rank)
-        elif code == PEER_FAILED:
-            error = PeerLost(f"rank {rank} gave up; rank {self.rank} was {where}", rank)
+        elif lost := peer_error(outcome, self.rank, where):
+            error = lost
         elif self.fabric.broken is not None:
             return self.over()
         else:

@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 from weft.collectives.channel import FOREVER, Channel
 from weft.errors import Error, Timeout
 from weft.fabric import _native
-from weft.fabric.host import AGAIN, OK
+from weft.fabric.outcomes import AGAIN, OK
 
 Result = TypeVar("Result")
 

@@ -19,7 +19,7 @@ from weft.collectives.channel import FOREVER, Channel
 from weft.collectives.handle import Handle
 from weft.errors import Error, Mismatch
 from weft.fabric import _native
-from weft.fabric.host import AGAIN, DISAGREE, OK, TIMEOUT
+from weft.fabric.outcomes import AGAIN, DISAGREE, OK, TIMEOUT
 
 Finish = Callable[[], None]
 

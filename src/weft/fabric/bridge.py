@@ -28,7 +28,8 @@ import torch
 
 from weft.fabric import _native
 from weft.fabric.eager import MOST_BYTES
-from weft.fabric.lanes import (
+from weft.fabric.lanes import Flight, Lane, NetworkProgram, Payload
+from weft.fabric.outcomes import (
     AGAIN,
     CANCELLED,
     DISAGREE,
@@ -36,11 +37,7 @@ from weft.fabric.lanes import (
     PEER_LEFT,
     PEER_LOST,
     TIMEOUT,
-    Flight,
-    Lane,
-    NetworkProgram,
     Outcome,
-    Payload,
 )
 from weft.fabric.responsive import become_responsive
 from weft.fabric.transport import Transport, Work, wait

@@ -18,9 +18,10 @@ import torch.distributed as dist
 from weft.errors import Error, PeerLost, Timeout, Unsupported
 from weft.fabric import _native, eager
 from weft.fabric.bridge import Bridge
-from weft.fabric.host import HostFabric, Outcome, Shared, heap_span
-from weft.fabric.lanes import PEER_LOST, NetworkProgram, Transfer
+from weft.fabric.host import HostFabric, Shared, heap_span
+from weft.fabric.lanes import NetworkProgram, Transfer
 from weft.fabric.meeting import Hello, exchange
+from weft.fabric.outcomes import PEER_LOST, Outcome
 from weft.fabric.transport import connect_seconds, open_transport
 from weft.plan.network import lower
 from weft.plan.tasks import Plan, Plannable

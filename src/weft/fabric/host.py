@@ -20,17 +20,24 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from weft.errors import Error, PeerLost, Timeout, Unsupported
+from weft.errors import Error, Timeout, Unsupported
 from weft.fabric import _native
 from weft.fabric.landing import Landing, Landings
 from weft.fabric.link import TOPOLOGIES, Link
 from weft.fabric.meeting import check_versions, exchange, listed, machine
+from weft.fabric.outcomes import (
+    AGAIN,
+    CANCELLED,
+    DISAGREE,
+    OK,
+    PEER_FAILED,
+    TIMEOUT,
+    Outcome,
+    peer_error,
+)
 from weft.plan.tasks import Plan, Plannable
 from weft.schedule import Schedule
 from weft.strategy import Strategy
-
-OK, TIMEOUT, PEER_LOST, PEER_LEFT, PEER_FAILED, CANCELLED, DISAGREE, AGAIN, WITHDRAWN = range(9)
-Outcome = tuple[int, int]
 
 DEFAULT_DEADLINE = 60.0
 SPIN_NS = 100_000
@@ -340,17 +347,10 @@ class HostFabric:
                 f"rank {self.rank} waited {self.deadline:g} s {where} for {waiting_for}; "
                 "see what that rank is doing, or allow more with weft.configure(deadline=...)"
             )
-        elif code == PEER_LOST:
-            error = PeerLost(f"rank {rank} died; rank {self.rank} was {where}", rank)
-        elif code == PEER_LEFT:
-            error = PeerLost(f"rank {rank} left the group; rank {self.rank} was {where}", rank)
-        elif code == PEER_FAILED:
-            gave_up = self.native.failed(rank)
-            error = PeerLost(
-                f"rank {rank} gave up in call {gave_up}; rank {self.rank} was {where}", rank
-            )
         else:
-            error = Error(f"rank {self.rank} was stopped {where} while it waited for {waiting_for}")
+            there = f"in call {self.native.failed(rank)}" if code == PEER_FAILED else ""
+            stopped = f"rank {self.rank} was stopped {where} while it waited for {waiting_for}"
+            error = peer_error(outcome, self.rank, where, there) or Error(stopped)
         self.give_up(error)
         return error
 

@@ -17,12 +17,19 @@ import numpy as np
 import torch
 
 from weft.fabric import _native
+from weft.fabric.outcomes import (
+    AGAIN,
+    CANCELLED,
+    OK,
+    PEER_FAILED,
+    PEER_LOST,
+    TIMEOUT,
+    Outcome,
+)
 from weft.fabric.responsive import become_responsive
 from weft.fabric.transport import Transport, Work, wait
 from weft.plan.tasks import Region
 
-OK, TIMEOUT, PEER_LOST, PEER_LEFT, PEER_FAILED, CANCELLED, DISAGREE, AGAIN = range(8)
-Outcome = tuple[int, int]
 Payload = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
 
 FIRST_TAG = 1

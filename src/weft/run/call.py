@@ -16,7 +16,8 @@ import torch
 
 from weft.errors import Error, Unsupported
 from weft.fabric import HostFabric
-from weft.fabric.host import OK, Shared
+from weft.fabric.host import Shared
+from weft.fabric.outcomes import OK
 from weft.plan.tasks import Plan, Plannable
 from weft.plan.verify import verify
 from weft.run import record

@@ -18,8 +18,8 @@ import torch
 
 from weft.errors import InvalidPlan, Unsupported
 from weft.fabric import HostFabric, _native
-from weft.fabric.host import AGAIN, CANCELLED, DISAGREE, OK, Outcome
 from weft.fabric.lanes import Transfer
+from weft.fabric.outcomes import AGAIN, CANCELLED, DISAGREE, OK, Outcome
 from weft.plan.adaptive import Loose, as_one, largest_run, merged, next_run
 from weft.plan.tasks import (
     AnyTask,

@@ -16,7 +16,7 @@ from typing import cast
 import torch
 
 from weft.fabric import HostFabric, _native
-from weft.fabric.host import DISAGREE, OK
+from weft.fabric.outcomes import DISAGREE, OK
 from weft.plan.tasks import Await, Lookup, Plan, Reduce, Region, Tiles
 from weft.run.bags import TYPES, Bags
 from weft.run.executor import NOTHING, Run, Runner, Step, counters_of, span_of

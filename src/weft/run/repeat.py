@@ -12,7 +12,7 @@ import time
 from typing import NamedTuple
 
 from weft.fabric import HostFabric, _native
-from weft.fabric.host import DISAGREE, OK
+from weft.fabric.outcomes import DISAGREE, OK
 from weft.run import call as calls
 from weft.run.executor import NOTHING
 from weft.run.kernel import KernelRunner
