@@ -29,7 +29,8 @@ from weft.ops.matmul_reduce_scatter import matmul_reduce_scatter
 from weft.run.explain import Explanation, explain
 from weft.run.record import Recording, record
 from weft.schedule import Schedule
-from weft.select import host as _host
+from weft.run.session import of as _session_of
+from weft.select import this_host as _this_host
 from weft.select.auto import of as _auto_of
 from weft.select.tune import tune
 from weft.timeline import Span, Timeline
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
     from weft import nn
-    from weft.fabric import HostFabric
+    from weft.fabric import Fabric
     from weft.machine import Machine
     from weft.nn import compile, symm_mem_compat
 
@@ -52,7 +53,7 @@ def __getattr__(name: str) -> object:
     return module if name == "nn" else getattr(module, name)
 
 
-def _calibrate(fabric: HostFabric) -> Machine:
+def _calibrate(fabric: Fabric) -> Machine:
     """Describes this machine with the ranks of a group, quickly, and keeps it for later."""
     from weft.study.calibrate import QUICK, here, keep
 
@@ -65,7 +66,7 @@ def _calibrate(fabric: HostFabric) -> Machine:
     return machine
 
 
-_host.calibrator = _calibrate
+_this_host.calibrator = _calibrate
 
 
 def symmetric_empty(
@@ -80,7 +81,7 @@ def symmetric_empty(
     sizes: list[int] = []
     for size in shape:
         sizes.extend([size] if isinstance(size, int) else size)
-    return _fabric_of(group).symmetric_empty(sizes, dtype or torch.get_default_dtype())
+    return _fabric_of(group).memory.empty(sizes, dtype or torch.get_default_dtype())
 
 
 def configure(
@@ -102,7 +103,7 @@ def configure(
     if link is not None:
         fabric.set_link(Link.parse(link) if isinstance(link, str) else link)
     if select is not None:
-        _auto_of(fabric).set_mode(select)
+        _auto_of(_session_of(fabric)).set_mode(select)
 
 
 __all__ = [

@@ -125,7 +125,7 @@ def test_ranks_that_disagree_all_hear_it_and_go_on(on_hosts):
     pool.run(check_call, 67, 5, 7)
     for function, said in (
         (_direct, "adaptive@dma"),
-        (_in_kernel, "fused"),
+        (_in_kernel, "in-kernel"),
         (_collective, "several machines"),
         (_tuned, "one machine"),
     ):
@@ -149,7 +149,7 @@ def _tuned():
 
 
 def _in_kernel():
-    weft.all_gather_matmul(torch.ones(4, 3), torch.ones(3, 2), schedule="fused")
+    weft.all_gather_matmul(torch.ones(4, 3), torch.ones(3, 2), schedule="in-kernel")
 
 
 def _direct():

@@ -20,7 +20,7 @@ from weft.ops import packing
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
-def summed(m, k, n, dtype, seed, schedule="fused", transposed=False, **options):
+def summed(m, k, n, dtype, seed, schedule="in-kernel", transposed=False, **options):
     """One call against the exact sum over ranks."""
     rank, world = dist.get_rank(), dist.get_world_size()
     xs = [integers((m, k), dtype, seed + 2 * r) for r in range(world)]
@@ -37,7 +37,7 @@ def all_reduce():
         [(1, 64, 128), (1, 7, 5), (3, 0, 9), (8, 33, 130), (32, 5, 1), (0, 4, 3), (33, 6, 40)]
     ):
         for dtype in DTYPES:
-            for schedule in ("auto", "fused", "fused:1", "fused:5", "serial@dma", "serial@cores"):
+            for schedule in ("auto", "in-kernel", "in-kernel:1", "in-kernel:5", "serial@dma", "serial@cores"):
                 summed(m, k, n, dtype, seed, schedule, transposed=bool(seed % 2))
 
 
@@ -65,11 +65,11 @@ def test_ranks_without_rows_of_w(ranks):
 def all_to_all():
     for seed in range(5):
         for dtype in (torch.float32, torch.bfloat16, torch.float64):
-            for schedule in ("auto", "fused", "fused:1", "fused:3"):
+            for schedule in ("auto", "in-kernel", "in-kernel:1", "in-kernel:3"):
                 same(Case("matmul_all_to_all", seed, dtype), schedule)
     case = Case("matmul_all_to_all", 3)
     case.weft()
-    assert weft.explain().schedule == "fused:1@direct"
+    assert weft.explain().schedule == "in-kernel:1@direct"
     for empty in (torch.empty, weft.symmetric_empty):
         out = empty(sum(case.out_splits), case.w.shape[1])
         assert case.weft(out=out).data_ptr() == out.data_ptr()
@@ -83,7 +83,7 @@ def test_all_to_all(ranks, world):
 
 def ways_of_a_call():
     summed(2, 16, 24, torch.float32, 1, "auto")
-    assert weft.explain().schedule == "fused@direct"
+    assert weft.explain().schedule == "in-kernel@direct"
     assert "rows" in weft.explain().why
     out = torch.empty(2, 24)
     assert summed(2, 16, 24, torch.float32, 1, "auto", out=out) is out
@@ -138,7 +138,7 @@ def refused():
         ((x.bfloat16(), w), {}, "narrower"),
         ((x, w.double()), {}, "narrower"),
         ((x, torch.ones(5, 3)), {}, "both are K"),
-        ((x, w), {"schedule": "fused@dma"}, "no engine moves them"),
+        ((x, w), {"schedule": "in-kernel@dma"}, "no engine moves them"),
     ]
     for arguments, options, said in cases:
         with pytest.raises(Unsupported, match=said):
@@ -170,11 +170,11 @@ def test_operator(ranks):
 def on_a_paced_link():
     weft.configure(link="0.01GB/s")
     try:
-        for schedule in ("fused", "fused:4", "serial@dma"):
+        for schedule in ("in-kernel", "in-kernel:4", "serial@dma"):
             summed(2, 40, 300, torch.float32, 1, schedule)
             same(Case("matmul_all_to_all", 4), schedule)
         start = time.perf_counter()
-        summed(8, 4, 4096, torch.float32, 1, "fused")
+        summed(8, 4, 4096, torch.float32, 1, "in-kernel")
         # Half of the sums and of their parts cross each link: 8 x 4096 x 4 bytes at 10 MB/s.
         assert time.perf_counter() - start > 0.95 * 8 * 4096 * 4 / 1e7
     finally:
@@ -256,7 +256,7 @@ def known_calls():
             w.add_(1)
         y = weft.matmul_all_reduce(x, w)
         assert torch.equal(y, world * (x @ w))
-        assert weft.explain().schedule == "fused@direct"
+        assert weft.explain().schedule == "in-kernel@direct"
         made.append((y, y.clone()))
     assert all(torch.equal(y, copy) for y, copy in made), "a result stays what it was"
     count = len(fabric.repeats)
