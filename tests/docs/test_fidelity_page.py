@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -30,12 +29,12 @@ def story() -> Story:
 
 
 @pytest.fixture(scope="module")
-def written(fidelity: Fidelity, story: Story) -> Iterator[dict[str, str]]:
+def written(fidelity: Fidelity, story: Story) -> dict[str, str]:
     promises = [("a", 0.051, "<= 0.1", True), ("b", 1.8, "<= 1.75", False)]
     with pytest.MonkeyPatch.context() as patch:  # the sections that take long
         patch.setattr(host_section, "section", lambda: "## Here\n\nmeasured\n")
         patch.setattr(cluster_section, "section", lambda: "## Clusters\n")
-        yield documents(Findings(fidelity, story, promises))
+        return documents(Findings(fidelity, story, promises))
 
 
 def test_every_part_is_filled_in(written: dict[str, str]) -> None:

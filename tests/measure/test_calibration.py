@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from host_figures import figures
 from typer.testing import CliRunner
 
 from weft.benchmarks.predict import CASES
@@ -22,27 +23,9 @@ from weft.measure.calibration import (
     YARDSTICK,
     keep,
 )
-from weft.measure.describe import Figures, describe, fit_saturation, to_toml
-from weft.measure.probes import CallTimes, Gemm, Paced, quartile
+from weft.measure.describe import describe, fit_saturation, to_toml
+from weft.measure.probes import Gemm, quartile
 from weft.simulate.cost import gemm
-
-
-def figures(rate: float = 5e10) -> Figures:
-    """A machine whose GEMMs are all equally fast."""
-    return Figures(
-        gemms={g: 2.0 * g.m * g.n * g.k / rate for g in QUICK.points},
-        remote_copy=1e-4,
-        local_copy=1.1e-4,
-        strided_copy=3e-4,
-        queued=1e-6,
-        permute=5e-5,
-        small_permute=2e-6,
-        signal=1e-6,
-        decision=3e-6,
-        calls=CallTimes(1e-4, 5e-6, 2e-5),
-        paced=Paced(2e-5, 4e-3),
-        num_cores=2,
-    )
 
 
 @pytest.fixture

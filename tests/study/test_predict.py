@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from test_calibrate import figures
+from host_figures import figures
 
 from weft.fabric import Link
 from weft.machine import Machine
