@@ -28,8 +28,8 @@ from weft.ops.matmul_all_to_all import matmul_all_to_all
 from weft.ops.matmul_reduce_scatter import matmul_reduce_scatter
 from weft.run.explain import Explanation, explain
 from weft.run.record import Recording, record
-from weft.schedule import Schedule
 from weft.run.session import of as _session_of
+from weft.schedule import Schedule
 from weft.select import this_host as _this_host
 from weft.select.auto import of as _auto_of
 from weft.select.tune import tune

@@ -10,9 +10,8 @@
     engine    dma, cores, direct                      who moves the bytes
 
 A schedule prints as a name and parses back from it: `NAME[:DEPTH][@ENGINE]`, with NAME one of
-`serial`, `shard-p2p`, `adaptive`, `in-kernel` (communication inside the kernel; its old name `fused`
-still parses), or
-`{uniform|hetero}-{fused|unfused|adaptive}-{1d|2d}[-p2p]`.
+`serial`, `shard-p2p`, `adaptive`, `in-kernel` (communication inside the kernel; the old name
+`fused` still parses), or `{uniform|hetero}-{fused|unfused|adaptive}-{1d|2d}[-p2p]`.
 """
 
 from __future__ import annotations
@@ -94,7 +93,9 @@ class Schedule:
         if base in _OLD_NAMES:
             base = _OLD_NAMES[base]
             warnings.warn(
-                f"the schedule {match['name']!r} is called {base!r} now", FutureWarning, stacklevel=3
+                f"the schedule {match['name']!r} is called {base!r} now",
+                FutureWarning,
+                stacklevel=3,
             )
         if base not in _NAMED:
             known = list(_NAMED)
@@ -128,8 +129,8 @@ class Schedule:
         Left out, because another schedule of the space is never worse: local chunks that wait
         although each chunk has its own GEMM (uniform with unfused or adaptive), and peers one at a
         time below shard level. Points that cannot exist have a reason in `impossible`; those that
-        only this operation cannot have, in its `refuses`, where it has such a method. `in-kernel` is
-        for operations whose `in_kernel` says that they can communicate from inside their kernel.
+        only this operation cannot have, in its `refuses`, where it has such a method. `in-kernel`
+        is for operations whose `in_kernel` says that their kernel can communicate.
         """
         refuses = getattr(operation, "refuses", lambda schedule: None)
         if operation.world == 1:

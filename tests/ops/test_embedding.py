@@ -9,11 +9,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks import integers
+from weft.run.bags import Bags
 
 import weft
 from weft import Mismatch, Unsupported
 from weft.fabric import _native
-from weft.run.bags import Bags
 
 HALVES = (torch.bfloat16, torch.float16)
 SCHEDULES = ("auto", "in-kernel:3", "serial@dma", "hetero-fused-1d", "hetero-unfused-1d@cores")

@@ -37,7 +37,14 @@ def all_reduce():
         [(1, 64, 128), (1, 7, 5), (3, 0, 9), (8, 33, 130), (32, 5, 1), (0, 4, 3), (33, 6, 40)]
     ):
         for dtype in DTYPES:
-            for schedule in ("auto", "in-kernel", "in-kernel:1", "in-kernel:5", "serial@dma", "serial@cores"):
+            for schedule in (
+                "auto",
+                "in-kernel",
+                "in-kernel:1",
+                "in-kernel:5",
+                "serial@dma",
+                "serial@cores",
+            ):
                 summed(m, k, n, dtype, seed, schedule, transposed=bool(seed % 2))
 
 

@@ -187,7 +187,11 @@ def test_what_cannot_be_is_refused(name, schedule, said):
 
 def test_the_name_of_the_schedule():
     schedule = Schedule.parse("in-kernel")
-    assert (schedule.name, schedule.engine, schedule.fusion) == ("in-kernel@direct", "direct", "kernel")
+    assert (schedule.name, schedule.engine, schedule.fusion) == (
+        "in-kernel@direct",
+        "direct",
+        "kernel",
+    )
     assert Schedule.parse("in-kernel:16").name == "in-kernel:16@direct"
     assert Schedule.parse("in-kernel:16@direct") == Schedule.parse("in-kernel:16")
     for name in ("matmul_all_reduce", "matmul_all_to_all", "embedding_all_to_all"):

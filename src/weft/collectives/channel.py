@@ -49,7 +49,9 @@ class Channel:
 
     def __init__(self, fabric: Fabric) -> None:
         self.fabric = fabric
-        self.native, self._posts = fabric.channels()
+        self.native: _native.Channel
+        self.messages: _native.Messages
+        self.native, self.messages = fabric.channels()
         self.rank, self.world = fabric.rank, fabric.world
         self.group_ref = fabric.group_ref
         self._quick = self.native.quick
@@ -186,7 +188,7 @@ class Channel:
     def message(self, sends: bool, peer: int, tag: int, tensor: torch.Tensor) -> _native.Message:
         """Starts a message in the background. Its tensor lives until it is over, whatever becomes
         of what the caller got for it."""
-        started = self._posts.start(
+        started = self.messages.start(
             sends, peer, tag, tensor.data_ptr(), tensor.nbytes, int(self.patience * 1e9), True
         )
         if len(self._messages) >= self._most_messages:

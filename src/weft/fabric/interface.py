@@ -174,8 +174,8 @@ class Program(Protocol):
     """Whether compute runs the tasks of the rank's compute lane; False where the program is one
     kernel that does."""
 
-    def start(self, call: Call, tensors: dict[str, torch.Tensor], record: bool) -> Flight:
-        """Sets the copies of a call going. tensors: this rank's buffers by name; workspace is
+    def start(self, call: Any, tensors: dict[str, torch.Tensor], record: bool) -> Flight:
+        """Sets the copies of a call going. call: this fabric's own. tensors: this rank's buffers by name; workspace is
         added. Raises `Disagree` from here or from the flight if the ranks' headers differ from
         those that the program was prepared for. A `StepFlight` where `computes`."""
 
@@ -205,14 +205,18 @@ class Fabric(Protocol):
     rank: int
     world: int
     device: torch.device
-    can: Capabilities
-    memory: Memory
     link: Link
     deadline: float
     lock: threading.RLock
     broken: Error | None
     closed: bool
     pid: int
+
+    @property
+    def can(self) -> Capabilities: ...
+
+    @property
+    def memory(self) -> Memory: ...
 
     @property
     def group(self) -> dist.ProcessGroup: ...

@@ -47,13 +47,20 @@ class Transfer(NamedTuple):
 class Reach(Protocol):
     """The ways from this rank to all others."""
 
-    can: Capabilities
-    members: list[int]
-    """The ranks whose memory this one shares; native code numbers them in this order."""
-    heap: _native.Fabric
-    """The shared memory and copy engines of this machine."""
-    native: Native
-    """Headers, counters and flights of the whole group."""
+    @property
+    def can(self) -> Capabilities: ...
+
+    @property
+    def members(self) -> list[int]:
+        """The ranks whose memory this one shares; native code numbers them in this order."""
+
+    @property
+    def heap(self) -> _native.Fabric:
+        """The shared memory and copy engines of this machine."""
+
+    @property
+    def native(self) -> Native:
+        """Headers, counters and flights of the whole group."""
 
     def channels(self) -> tuple[_native.Channel, _native.Messages]:
         """What native collectives and messages go through; raises where there are none."""

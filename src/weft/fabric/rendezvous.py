@@ -25,7 +25,7 @@ group: the network between machines and shared memory inside. flat: the network 
 
 @dataclass(frozen=True)
 class Hello:
-    """The first card: where a rank is, which weft it runs, and which fabric it is configured for."""
+    """The first card: where a rank is, which weft it runs, and which fabric it asks for."""
 
     machine: str
     host: str

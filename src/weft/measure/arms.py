@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from weft.errors import Unsupported
-from weft.fabric import HostFabric
+from weft.fabric import Fabric
 from weft.measure.launch import all_gather_flat
 from weft.ops.all_gather_matmul import all_gather_matmul
 from weft.ops.all_to_all_matmul import all_to_all_matmul
@@ -42,7 +42,7 @@ class Arms:
     plain: Action
 
 
-def arms_of(operation: Any, fabric: HostFabric) -> Arms:
+def arms_of(operation: Any, fabric: Fabric) -> Arms:
     """The arms of an operation on this rank."""
     maker = Maker(fabric, getattr(torch, operation.dtype))
     if operation.name not in _ADAPTERS:
@@ -56,7 +56,7 @@ def arms_of(operation: Any, fabric: HostFabric) -> Arms:
 class Maker:
     """Makes random tensors of this rank."""
 
-    def __init__(self, fabric: HostFabric, dtype: torch.dtype) -> None:
+    def __init__(self, fabric: Fabric, dtype: torch.dtype) -> None:
         self.fabric = fabric
         self.rank = fabric.rank
         self.dtype = dtype
@@ -66,7 +66,7 @@ class Maker:
         return torch.randn(rows, columns, generator=self.random).to(self.dtype)
 
     def symmetric(self, rows: int, columns: int) -> torch.Tensor:
-        tensor = self.fabric.symmetric_empty((rows, columns), self.dtype)
+        tensor = self.fabric.memory.empty((rows, columns), self.dtype)
         return tensor.copy_(self.tensor(rows, columns))
 
     def empty(self, rows: int, columns: int) -> torch.Tensor:

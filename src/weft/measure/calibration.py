@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from weft.fabric import HostFabric, of
+from weft.fabric import Fabric, of
 from weft.machine import Machine, calibrated
 from weft.measure import probes
 from weft.measure.describe import MEBIBYTE, TURN, Figures, describe, to_toml
@@ -74,7 +74,7 @@ def _on_rank(report: Report, level: Level) -> Machine:
     return here(of(None), level, report)
 
 
-def here(fabric: HostFabric, level: Level, report: Report | None = None) -> Machine:
+def here(fabric: Fabric, level: Level, report: Report | None = None) -> Machine:
     """Measures with the ranks of a group; all must call it, and all get the same machine."""
     with fabric.lock:
         figures = [measure(fabric, level, report or (lambda share, text: None))]
@@ -84,7 +84,7 @@ def here(fabric: HostFabric, level: Level, report: Report | None = None) -> Mach
     return describe(figures[0])
 
 
-def measure(fabric: HostFabric, level: Level, report: Report) -> Figures:
+def measure(fabric: Fabric, level: Level, report: Report) -> Figures:
     """Runs every probe; collective."""
     few = level.few
     report(0.0, "copies")
@@ -129,7 +129,7 @@ def keep(machine: Machine, level: Level, target: Path | None = None) -> Path:
     return calibrated.write(target or calibrated.path(), to_toml(machine, level.name))
 
 
-def _num_cores(fabric: HostFabric) -> int:
+def _num_cores(fabric: Fabric) -> int:
     """Cores over which the ranks of the group spread."""
     sets: list[set[int]] = [set()] * fabric.world
     dist.all_gather_object(sets, os.sched_getaffinity(0), group=fabric.group)

@@ -122,7 +122,5 @@ def _asked(strategy: object) -> Decision:
 
 
 OPERATOR = register(
-    Operator(
-        name="matmul_beside", operation=Concurrent, bind=_bind, combine=_combine, asked=_asked
-    )
+    Operator(name="matmul_beside", operation=Concurrent, bind=_bind, combine=_combine, asked=_asked)
 )

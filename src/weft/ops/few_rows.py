@@ -68,7 +68,11 @@ def check_weight(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor | None) -
 
 
 def prepared(
-    schedule: AnySchedule | None, x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor | None, m: int
+    schedule: AnySchedule | None,
+    x: torch.Tensor,
+    w: torch.Tensor,
+    scale: torch.Tensor | None,
+    m: int,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """w as a schedule wants it: the kernel for few rows takes it in its own dtype, with its scale;
     all others take it in the dtype of x."""

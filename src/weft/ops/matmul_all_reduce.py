@@ -64,10 +64,11 @@ def matmul_all_reduce(
         reduce_op: "sum" or "avg".
         scale: [N] in float32, what the columns of w are to be multiplied by; int8 needs it.
 
-    Up to 32 rows, "auto" is `in-kernel`: one kernel in which blocks of y leave as they are made, the
-    owner of a block adds them and stores the sum into everyone's y, on any link. It likes w with
-    its columns side by side, as `linear.weight.t()` has them; another w is packed so at its second
-    call, and the pack is kept while w is there and not written to (WEFT_PREPACK=0: never).
+    Up to 32 rows, "auto" is `in-kernel`: one kernel in which blocks of y leave as they are made.
+    The owner of a block adds them and stores the sum into everyone's y, on any link. The kernel is
+    fastest for w with contiguous columns, as `linear.weight.t()` has them. Another w is packed so
+    at its second call, and the pack is kept as long as w lives and is not written to
+    (WEFT_PREPACK=0: never).
 
     Returns:
         y: the sum, [M, N], on every rank.

@@ -39,6 +39,7 @@ from weft.plan.matmul_all_to_all import MatmulAllToAll
 from weft.run.session import Session
 from weft.schedule import Schedule
 from weft.select.decide import AnySchedule, for_gradient
+from weft.strategy import Strategy
 
 
 def matmul_all_to_all(
@@ -51,8 +52,8 @@ def matmul_all_to_all(
     schedule: str | Schedule = "auto",
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Multiplies x by w and sends rows of the product to the ranks they are for; chunks leave as they
-    are made. This is what an MoE layer does after its experts (combine).
+    """Multiplies x by w and sends rows of the product to the ranks they are for; chunks leave as
+    they are made. This is what an MoE layer does after its experts (combine).
 
     Equals::
 
@@ -108,7 +109,7 @@ def _bind(
     def workspaces(schedule: AnySchedule | None) -> Mapping[str, int]:
         if in_kernel(fabric, schedule):
             return {}
-        assert not schedule or isinstance(schedule, Schedule)
+        assert not isinstance(schedule, Strategy)
         return shared_workspaces(schedule, world, made, shape[0], n, dtype, False)
 
     return Bound(

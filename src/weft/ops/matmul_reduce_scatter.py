@@ -86,9 +86,7 @@ def _kernel(
     own_rows: int | None = None,
 ) -> torch.Tensor:
     session = session_for(resolve_group(group), a)
-    y: torch.Tensor = run(
-        OPERATOR, session, schedule, a, b, scatter_dim, reduce_op, own_rows, None
-    )
+    y: torch.Tensor = run(OPERATOR, session, schedule, a, b, scatter_dim, reduce_op, own_rows, None)
     return y.contiguous()
 
 

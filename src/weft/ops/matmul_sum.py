@@ -1,4 +1,4 @@
-"""What `matmul_reduce_scatter` and `matmul_all_reduce` share: products that are added over ranks."""
+"""What `matmul_reduce_scatter` and `matmul_all_reduce` share: products that ranks add up."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from weft.run.call import Tensors
 from weft.run.session import Session
 from weft.schedule import Schedule
 from weft.select.decide import AnySchedule
+from weft.strategy import Strategy
 
 _OPERATIONS = {kind.name: kind for kind in (MatmulReduceScatter, MatmulAllReduce)}
 
@@ -66,7 +67,7 @@ def bind_sum(
         inbox = inbox_bytes(world, rank, m, n, dtype) if everywhere else 0
         if in_kernel(fabric, schedule):
             return {"inbox": inbox}
-        assert not schedule or isinstance(schedule, Schedule)
+        assert not isinstance(schedule, Strategy)
         spaces = shared_workspaces(schedule, world, m, own, n, dtype, True)
         if everywhere:
             spaces["reduced"] = _reduced(schedule, m, own, n, world, rank) * x.dtype.itemsize
@@ -108,9 +109,7 @@ def _contiguous_rows(schedule: Any, inputs: Tensors) -> Tensors:
     return inputs
 
 
-def _reduced(
-    schedule: Schedule | None, m: int, own: int, n: int, world: int, rank: int
-) -> int:
+def _reduced(schedule: Schedule | None, m: int, own: int, n: int, world: int, rank: int) -> int:
     """Elements of the sums that this rank passes on, under a schedule or under any."""
     rows, columns = own * n, m * split(n, world)[rank]
     if schedule is None:

@@ -1,4 +1,4 @@
-"""`schedule="auto"`: a fixed rule, else a tuned result, else the rule on this machine's description.
+"""`schedule="auto"`: a fixed rule, a tuned result, or the rule on this machine's description.
 
 All ranks agree by construction: rank 0 of a group chooses, and its header carries the choice; every
 rank runs what that header carries. Only rank 0 reads tuned results, knows the machine and measures
@@ -45,7 +45,7 @@ class Auto:
         self.guards: dict[Hashable, Guard] = {}
         self._fixed: dict[Hashable, Decision | None] = {}
         self._settled: dict[Hashable, Decision] = {}
-        self._link = fabric.link
+        self._link = self.fabric.link
         self._tuned: frozenset[str] | None = None
         self._machine: Machine | None = None
         self._met = False
@@ -71,9 +71,10 @@ class Auto:
             if len(self._fixed) >= MAX_SHAPES:
                 self._fixed.clear()
             choice = fixed(self.fabric.can, self._link, operation())
-            self._fixed[key] = choice and Decision(
-                choice.schedule.name, AUTO, choice.schedule, choice.why
-            )
+            self._fixed[key] = None
+            if choice is not None:
+                name = choice.schedule.name
+                self._fixed[key] = Decision(name, AUTO, choice.schedule, choice.why)
         return self._fixed[key]
 
     def choose(self, key: Hashable, operation: Callable[[], Any], work: int = 1) -> Decision:

@@ -1,4 +1,4 @@
-"""`schedule="auto"` where some ranks are on other machines: no description of the network is needed.
+"""`schedule="auto"` where some ranks are on other machines; the network needs no description.
 
 `adaptive` is chosen unless there are too few rows to make two GEMMs of: each would read all of w.
 """
@@ -21,9 +21,7 @@ def choose(operation: Any) -> Choice:
     """The schedule of an operation between machines."""
     rows = _rows(operation)
     if rows < FEW_ROWS:
-        return Choice(
-            _SERIAL, f"ranks are on several machines, and {rows} rows are too few to cut"
-        )
+        return Choice(_SERIAL, f"ranks are on several machines, and {rows} rows are too few to cut")
     if getattr(operation, "refuses", lambda schedule: None)(_ADAPTIVE) is not None:
         return Choice(Schedule.parse("hetero-unfused-1d"), "ranks are on several machines")
     return Choice(_ADAPTIVE, "ranks are on several machines")

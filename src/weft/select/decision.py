@@ -47,7 +47,9 @@ def requested(schedule: object) -> Decision | None:
     return Decision(parsed.name, parsed.name, parsed, why)
 
 
-def inherited(decision: Decision | None, refuses: Callable[[Schedule], str | None]) -> Decision | None:
+def inherited(
+    decision: Decision | None, refuses: Callable[[Schedule], str | None]
+) -> Decision | None:
     """For a gradient that inherits the schedule of its forward call: that schedule, or the nearest
     one that the gradient has, with the reason."""
     if decision is None or not isinstance(decision.schedule, Schedule):

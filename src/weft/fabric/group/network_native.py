@@ -28,7 +28,9 @@ import torch
 
 from weft.fabric import _native
 from weft.fabric.group.eager import MOST_BYTES
+from weft.fabric.group.responsive import become_responsive
 from weft.fabric.group.transfers import NetworkFlight, NetworkProgram, Payload, Poster
+from weft.fabric.group.transport import Posted, Transport, wait
 from weft.fabric.outcomes import (
     AGAIN,
     CANCELLED,
@@ -39,8 +41,6 @@ from weft.fabric.outcomes import (
     TIMEOUT,
     Outcome,
 )
-from weft.fabric.group.responsive import become_responsive
-from weft.fabric.group.transport import Transport, Posted, wait
 
 HEADER_TAG = 0
 _HEAD = struct.Struct("<QQQI")

@@ -17,6 +17,8 @@ import numpy as np
 import torch
 
 from weft.fabric import _native
+from weft.fabric.group.responsive import become_responsive
+from weft.fabric.group.transport import Posted, Transport, wait
 from weft.fabric.outcomes import (
     AGAIN,
     CANCELLED,
@@ -26,8 +28,6 @@ from weft.fabric.outcomes import (
     TIMEOUT,
     Outcome,
 )
-from weft.fabric.group.responsive import become_responsive
-from weft.fabric.group.transport import Posted, Transport, wait
 from weft.fabric.reach import Transfer
 from weft.plan.tasks import Region
 
@@ -214,7 +214,9 @@ class NetworkFlight:
                 max(0.0, (self.deadline - _native.now_ns()) / 1e9),
             )
 
-    def _run(self, peer: int, transfers: Sequence[Transfer], posted: list[_UnderWay | None]) -> None:
+    def _run(
+        self, peer: int, transfers: Sequence[Transfer], posted: list[_UnderWay | None]
+    ) -> None:
         """Waits for the transfers of a lane, posting those that had something to wait for."""
         try:
             if transfers[0].sends:

@@ -64,9 +64,7 @@ class EngineProgram:
         self.engines = fabric.reach.program(copies, transfers, plan, signatures)
         lane = plan.lanes.get((fabric.rank, COMPUTE), ())
         self.signals = {task.id: self._signals_of(task, counters) for task in lane}
-        self.flies = (
-            num_lanes > 0 or bool(transfers) or any(s.waits for s in self.signals.values())
-        )
+        self.flies = num_lanes > 0 or bool(transfers) or any(s.waits for s in self.signals.values())
         """Whether something must be launched: engines, or waits that engines can cancel."""
         workspace = [b for b in self.buffers if b.kind == "workspace"]
         self._private = [b for b in workspace if b.name not in slots]
@@ -156,7 +154,7 @@ class EngineProgram:
         )
 
     def end_of(self, region: Region) -> tuple[int, int, int, int]:
-        """A region as native code addresses it: place, buffer or slot, offset and pitch in bytes."""
+        """A region for native code: place, buffer or slot, offset and pitch in bytes."""
         buffer = self.plan.buffer[region.key]
         item = buffer.num_bytes // max(1, buffer.rows * buffer.columns)
         pitch = buffer.columns * item

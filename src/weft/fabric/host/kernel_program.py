@@ -41,8 +41,7 @@ def is_native(plan: Plan) -> bool:
     if not plan.one_launch or _TYPES.get(plan.operation.dtype, 3) == 3:
         return False
     return all(
-        isinstance(task, Lookup | Reduce | Await)
-        or (isinstance(task, Tiles) and _is_summed(task))
+        isinstance(task, Lookup | Reduce | Await) or (isinstance(task, Tiles) and _is_summed(task))
         for task in plan.tasks
     )
 
@@ -99,7 +98,6 @@ class KernelProgram(EngineProgram):
         if "w" in tensors:
             tensors["w"] = packed(tensors["w"])[0]
         return KernelFlight(self, call.number, tensors, record)
-
 
     def repeat(self, proposal: Proposal) -> ProductRepeat | None:
         if self.layout != (BUFFERS, SLOTS):

@@ -19,9 +19,7 @@ from weft.plan.tasks import Plan, Plannable
 from weft.schedule import Schedule
 from weft.strategy import Strategy
 
-CAN = Capabilities(
-    "host", direct=True, adaptive=True, in_kernel=True, collectives=True, paced=True
-)
+CAN = Capabilities("host", direct=True, adaptive=True, in_kernel=True, collectives=True, paced=True)
 
 
 class OneMachine:

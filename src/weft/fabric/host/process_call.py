@@ -176,7 +176,5 @@ def break_off(fabric: ProcessFabric, call: int, error: BaseException) -> None:
     """Ends a call that an error has ended on this rank. The group is over unless all ranks know
     the reason."""
     if not isinstance(error, Error):
-        fabric.give_up(
-            Error(f"rank {fabric.rank} was interrupted by {type(error).__name__}")
-        )
+        fabric.give_up(Error(f"rank {fabric.rank} was interrupted by {type(error).__name__}"))
     fabric.native.done(call)
