@@ -9,11 +9,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks import integers
-from weft.run.bags import Bags
 
 import weft
 from weft import Mismatch, Unsupported
 from weft.fabric import _native
+from weft.fabric.host.bags import Bags
 
 HALVES = (torch.bfloat16, torch.float16)
 SCHEDULES = ("auto", "in-kernel:3", "serial@dma", "hetero-fused-1d", "hetero-unfused-1d@cores")
@@ -55,10 +55,10 @@ def results_stay():
     assert all(torch.equal(y, copy) for y, copy in zip(kept, copies, strict=True))
     del kept
     fabric = weft.fabric.of(None)
-    before = fabric.native.allocated
+    before = fabric.memory.allocated
     for _ in range(50):
         case.weft()
-    assert fabric.native.allocated <= before + 4 * 2**16
+    assert fabric.memory.allocated <= before + 4 * 2**16
 
 
 def test_results_stay(ranks):

@@ -15,7 +15,8 @@ from ranks import integers, product
 import weft
 from weft import Mismatch, PeerLost, Unsupported
 from weft.fabric import _native
-from weft.ops import packing
+from weft.fabric.host import packing
+from weft.run import session as sessions
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -266,7 +267,8 @@ def known_calls():
         assert weft.explain().schedule == "in-kernel@direct"
         made.append((y, y.clone()))
     assert all(torch.equal(y, copy) for y, copy in made), "a result stays what it was"
-    count = len(fabric.repeats)
+    known = sessions.of(fabric).known
+    count = len(known)
     for turn in range(6):
         x = integers((1, 3, 12), torch.bfloat16, turn)
         y = weft.matmul_all_reduce(x, w.to(torch.int8), scale=scale)
@@ -275,7 +277,7 @@ def known_calls():
         x = integers((2, 12), torch.float32, turn)
         assert weft.matmul_all_reduce(x, w, out=out) is out
         assert torch.equal(out, world * (x @ w))
-    assert len(fabric.repeats) == count + 2, "the shorter way was taken"
+    assert len(known) == count + 2, "the shorter way was taken"
     # A rank whose K changes: its peers have entered the call they knew, and plan it anew.
     for turn in range(8):
         k = 12 if turn % 3 or rank else 5
@@ -307,17 +309,17 @@ def a_heap_that_is_full():
     for _ in range(4):
         weft.matmul_all_reduce(x, w)
     fabric = weft.fabric.of(None)
-    land = fabric.landings.make
+    land = fabric.memory.outputs.make
 
     def refuse(*arguments):
         raise Unsupported("the symmetric heap cannot hold more")
 
     for _ in range(2):
         if rank == 1:
-            fabric.landings.make = refuse
+            fabric.memory.outputs.make = refuse
         with pytest.raises((Unsupported, Mismatch), match="heap cannot hold more"):
             weft.matmul_all_reduce(x, w)
-        fabric.landings.make = land
+        fabric.memory.outputs.make = land
         assert torch.equal(weft.matmul_all_reduce(x, w), world * (x @ w))
 
 

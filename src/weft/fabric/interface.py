@@ -175,8 +175,8 @@ class Program(Protocol):
     kernel that does."""
 
     def start(self, call: Any, tensors: dict[str, torch.Tensor], record: bool) -> Flight:
-        """Sets the copies of a call going. call: this fabric's own. tensors: this rank's buffers by name; workspace is
-        added. Raises `Disagree` from here or from the flight if the ranks' headers differ from
+        """Sets the copies of a call going. call: this fabric's own. tensors: this rank's buffers by
+        name; workspace is added. Raises `Disagree` from here or from the flight if the ranks' headers differ from
         those that the program was prepared for. A `StepFlight` where `computes`."""
 
     def repeat(self, proposal: Proposal) -> Repeat | None:
