@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from weft import plugins as _plugins
 from weft.collectives import (
     Handle,
     all_gather,
@@ -105,6 +106,8 @@ def configure(
     if select is not None:
         _auto_of(_session_of(fabric)).set_mode(select)
 
+
+_plugins.load()
 
 __all__ = [
     "Cancelled",

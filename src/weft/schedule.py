@@ -67,7 +67,8 @@ class Schedule:
     @property
     def base(self) -> str:
         """The name without depth and engine."""
-        return _BASE_OF.get(self._key(), self._long_name())
+        own = _REGISTERED.get(self.with_engine("dma")) if _REGISTERED else None
+        return own or _BASE_OF.get(self._key(), self._long_name())
 
     @property
     def name(self) -> str:
@@ -205,8 +206,23 @@ _ALIASES: dict[str, Schedule] = {
     "in-kernel": Schedule(fusion="kernel", engine="direct"),
 }
 _OLD_NAMES = {"fused": "in-kernel"}
+_REGISTERED: dict[Schedule, str] = {}
+"""Names that were registered, for any engine."""
 _NAMED: dict[str, Schedule] = {**_ALIASES, **dict(_long_names())}
 _BASE_OF: dict[tuple[object, ...], str] = {s._key(): name for name, s in _ALIASES.items()}
+
+
+def register(name: str, schedule: Schedule) -> None:
+    """Gives a point of the design space a name of its own, which then parses and prints."""
+    if re.fullmatch(r"[a-z0-9-]+", name) is None or name == "auto" or name in _OLD_NAMES:
+        raise Unsupported(f"{name!r} cannot be the name of a schedule; use letters, digits and -")
+    if _NAMED.get(name, schedule) != schedule:
+        raise Unsupported(f"there is another schedule {name!r} already: {_NAMED[name]!r}")
+    _NAMED[name] = schedule
+    _REGISTERED.setdefault(schedule.with_engine("dma"), name)
+    _name.cache_clear()
+    Schedule.parse.cache_clear()
+
 
 IN_KERNEL = "in-kernel"
 """The base of the schedule in which a kernel communicates by itself."""

@@ -32,17 +32,19 @@ _world = dist.distributed_c10d._world
 _CPU = "cpu"
 _open: dict[tuple[int, str], Fabric] = {}
 """By the group and the type of device."""
-_openers: dict[str, Opener] = {}
+_openers: dict[str, dict[str, Opener]] = {}
+"""By the type of device, then by the name of the kind; "" is the usual one."""
 _changing = threading.Lock()
 _opening: WeakKeyDictionary[dist.ProcessGroup, threading.Lock] = WeakKeyDictionary()
 """A lock for each group: opening waits for the other ranks, whose threads may be opening another
 group first."""
 
 
-def register(device: str, opener: Opener) -> None:
+def register(device: str, opener: Opener, kind: str = "") -> None:
     """Makes a fabric known for tensors of a type of device, such as "cuda". All ranks of a group
-    call the opener together, in the first call with such tensors."""
-    _openers[device] = opener
+    call the opener together, in the first call with such tensors. kind: if there is another fabric
+    for the device, the name under which WEFT_FABRIC chooses this one."""
+    _openers.setdefault(device, {})[kind] = opener
 
 
 def devices() -> list[str]:
@@ -91,7 +93,8 @@ def _opener(device: torch.device) -> Opener:
         raise Unsupported(
             f"there is no fabric for {device.type} tensors; use tensors on {' or '.join(_openers)}"
         )
-    return _openers[device.type]
+    kinds = _openers[device.type]
+    return kinds.get(os.environ.get("WEFT_FABRIC", ""), kinds[""])
 
 
 def close(group: dist.ProcessGroup) -> None:
@@ -103,13 +106,18 @@ def close(group: dist.ProcessGroup) -> None:
                 fabric.close()
 
 
+def kinds() -> list[str]:
+    """The names that WEFT_FABRIC chooses a registered fabric by."""
+    return sorted({kind for made in _openers.values() for kind in made if kind})
+
+
 def open_on_cpu(group: dist.ProcessGroup, device: torch.device) -> ProcessFabric:
     """The host fabric where all ranks are on one machine; otherwise the group fabric."""
     deadline = deadline_of(group)
-    cards = hello(group, deadline)
+    cards = hello(group, deadline, kinds())
     asked = cards[0].fabric
     together = len({card.machine for card in cards}) == 1
-    if len(cards) == 1 or asked == "host" or (asked == "auto" and together):
+    if len(cards) == 1 or asked == "host" or (together and asked not in ("group", "flat")):
         return ProcessFabric(group, OneMachine(group, deadline))
     return ProcessFabric(group, SeveralMachines(group, cards, deadline))
 

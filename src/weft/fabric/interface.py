@@ -176,7 +176,8 @@ class Program(Protocol):
 
     def start(self, call: Any, tensors: dict[str, torch.Tensor], record: bool) -> Flight:
         """Sets the copies of a call going. call: this fabric's own. tensors: this rank's buffers by
-        name; workspace is added. Raises `Disagree` from here or from the flight if the ranks' headers differ from
+        name; workspace is added. Raises `Disagree`, here or from the flight, if the headers of the
+        ranks differ from
         those that the program was prepared for. A `StepFlight` where `computes`."""
 
     def repeat(self, proposal: Proposal) -> Repeat | None:
@@ -187,6 +188,8 @@ class Call(Protocol):
     """A call that this rank has entered."""
 
     number: int
+    label: str
+    """What error messages call this call."""
 
     def proposals(self) -> list[Proposal]:
         """The proposals of all ranks, in their order; raises `Mismatch` on all ranks unless they

@@ -34,13 +34,14 @@ class Hello:
     error: str = ""
 
 
-def hello(group: dist.ProcessGroup, deadline: float) -> list[Hello]:
+def hello(group: dist.ProcessGroup, deadline: float, more: Sequence[str] = ()) -> list[Hello]:
     """The first cards of all ranks, which have the same weft and ask for the same fabric."""
     asked = os.environ.get("WEFT_FABRIC", "auto")
     error = ""
-    if asked not in KINDS:
+    known = [*KINDS, *more]
+    if asked not in known:
         error = (
-            f"has WEFT_FABRIC={asked!r}{nearest(asked, KINDS)}; it may be one of {', '.join(KINDS)}"
+            f"has WEFT_FABRIC={asked!r}{nearest(asked, known)}; it may be one of {', '.join(known)}"
         )
     own = Hello(machine(), _host_name(), _native.VERSION, asked, error)
     members = range(dist.get_world_size(group))

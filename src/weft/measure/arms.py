@@ -42,15 +42,29 @@ class Arms:
     plain: Action
 
 
+Adapter = Callable[[Any, "Maker"], Arms]
+_adapters: dict[str, Adapter] = {}
+
+
+def register(name: str) -> Callable[[Adapter], Adapter]:
+    """Makes an operation measurable: `weft run`, `weft tune` and the benchmarks find its arms."""
+
+    def keep(adapter: Adapter) -> Adapter:
+        _adapters[name] = adapter
+        return adapter
+
+    return keep
+
+
 def arms_of(operation: Any, fabric: Fabric) -> Arms:
     """The arms of an operation on this rank."""
     maker = Maker(fabric, getattr(torch, operation.dtype))
-    if operation.name not in _ADAPTERS:
+    if operation.name not in _adapters:
         raise Unsupported(
             f"{operation.name} is part of other operators and not measured by itself; "
-            f"measure one of {', '.join(_ADAPTERS)}"
+            f"measure one of {', '.join(sorted(_adapters))}"
         )
-    return _ADAPTERS[operation.name](operation, maker)
+    return _adapters[operation.name](operation, maker)
 
 
 class Maker:
@@ -73,6 +87,7 @@ class Maker:
         return torch.empty(rows, columns, dtype=self.dtype)
 
 
+@register("all_gather_matmul")
 def _all_gather_matmul(operation: AllGatherMatmul, make: Maker) -> Arms:
     k, columns, rows = operation.k, operation.columns[make.rank], operation.rows
     x, whole = make.symmetric(rows[make.rank], k), make.tensor(operation.m, k)
@@ -95,6 +110,7 @@ def _all_gather_matmul(operation: AllGatherMatmul, make: Maker) -> Arms:
     )
 
 
+@register("all_to_all_matmul")
 def _all_to_all_matmul(operation: AllToAllMatmul, make: Maker) -> Arms:
     rank, k, (n,) = make.rank, operation.k, operation.columns[make.rank]
     sent, taken = _splits(operation.splits, rank)
@@ -113,6 +129,7 @@ def _all_to_all_matmul(operation: AllToAllMatmul, make: Maker) -> Arms:
     )
 
 
+@register("matmul_all_to_all")
 def _matmul_all_to_all(operation: MatmulAllToAll, make: Maker) -> Arms:
     rank, n = make.rank, operation.n
     sent, taken = _splits(operation.splits, rank)
@@ -131,6 +148,7 @@ def _matmul_all_to_all(operation: MatmulAllToAll, make: Maker) -> Arms:
     )
 
 
+@register("matmul_reduce_scatter")
 def _matmul_reduce_scatter(operation: MatmulReduceScatter, make: Maker) -> Arms:
     m, n, own = operation.m, operation.n, operation.rows[make.rank]
     x, w, product = _operands(make, m, n, operation.inner[make.rank])
@@ -148,6 +166,7 @@ def _matmul_reduce_scatter(operation: MatmulReduceScatter, make: Maker) -> Arms:
     )
 
 
+@register("matmul_all_reduce")
 def _matmul_all_reduce(operation: MatmulReduceScatter, make: Maker) -> Arms:
     m, n = operation.m, operation.n
     x, w, out = _operands(make, m, n, operation.inner[make.rank])
@@ -174,12 +193,3 @@ def _operands(
 def _splits(splits: tuple[tuple[int, ...], ...], rank: int) -> tuple[list[int], list[int]]:
     """How many rows a rank sends to each rank, and takes from each."""
     return list(splits[rank]), [sizes[rank] for sizes in splits]
-
-
-_ADAPTERS: dict[str, Callable[[Any, Maker], Arms]] = {
-    "all_gather_matmul": _all_gather_matmul,
-    "all_to_all_matmul": _all_to_all_matmul,
-    "matmul_all_reduce": _matmul_all_reduce,
-    "matmul_all_to_all": _matmul_all_to_all,
-    "matmul_reduce_scatter": _matmul_reduce_scatter,
-}

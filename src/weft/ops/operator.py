@@ -81,8 +81,7 @@ class Operator:
     schema: of `torch.ops.weft.NAME`. bind: checks the arguments on this rank. combine: the
     operation that the proposals of all ranks make, or `Mismatch`. kernel: takes the arguments of
     the schema; fake: their result without data. operation: the class of `weft.plan` that it runs.
-    asked: the decision for a schedule argument; None if one is to be chosen. arms: what `weft run`
-    and the benchmarks measure (`weft.measure.arms.Arms`), where it is measured by itself.
+    asked: the decision for a schedule argument; None if one is to be chosen.
     """
 
     name: str
@@ -95,7 +94,6 @@ class Operator:
     setup_context: Callable[..., None] | None = None
     backward: Callable[..., Any] | None = None
     asked: Callable[[Any], Decision | None] = requested
-    arms: Callable[..., Any] | None = None
 
 
 _operators: dict[str, Operator] = {}

@@ -100,6 +100,8 @@ def _run(runner: Runner, call: Call, tensors: Tensors, recorded: bool) -> Timeli
 def _agree(session: Session, call: Call, request: Request) -> Runner:
     """Reads the proposals of all ranks, and prepares their plan (or finds it prepared)."""
     fabric = session.fabric
+    if request.schedule is not None:
+        call.label = f"{request.proposal.operation}, {request.schedule}"
     proposals = call.proposals()
     signatures = tuple(proposal.signature for proposal in proposals)
     runner = session.runners.get(signatures)

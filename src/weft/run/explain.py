@@ -32,6 +32,7 @@ class Explanation:
         lines = [
             f"{self.operation}",
             f"  schedule   {self.schedule} ({self._reason()})",
+            *([f"  fabric     {self.fabric}"] if self.fabric not in ("", "host") else []),
             f"  took       {self.seconds * 1e3:.3f} ms in {self.num_tasks} tasks of this rank",
             f"  moved      {moved or 'nothing'}",
             f"  workspace  {self.workspace_bytes / 1e6:.2f} MB",

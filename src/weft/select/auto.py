@@ -23,6 +23,7 @@ from weft.select.decision import AUTO, Decision
 from weft.select.fixed import fixed
 from weft.select.guard import Guard
 from weft.select.heuristic import Choice
+from weft.select.sizes import NoRule
 
 MODES = ("auto", "heuristic", "model")
 MAX_SHAPES = 4096
@@ -143,7 +144,10 @@ class Auto:
             )
             return Guard(Choice(found.schedule, why), watch=False)
         by = model.choose if self.mode == "model" else heuristic.choose
-        return Guard(by(self.machine, operation), watch=_guarded())
+        try:
+            return Guard(by(self.machine, operation), watch=_guarded())
+        except NoRule as unknown:
+            return Guard(Choice(_SERIAL, f"{unknown} to overlap"), watch=False)
 
     def _find(self, operation: Any) -> store.Answer | None:
         """A tuned result. Which there are is looked up once, so that where there is none, as is

@@ -46,7 +46,7 @@ class ProcessCall:
     ) -> None:
         self.fabric = fabric
         self.label = proposal.operation
-        """What errors call this call."""
+        """What error messages call this call."""
         self.shared: dict[str, torch.Tensor] = {}
         """The bytes of the workspaces that peers touch."""
         self._proposal = proposal
