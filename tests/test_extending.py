@@ -83,8 +83,10 @@ def test_a_machine_a_schedule_and_an_operator_are_explored(tmp_path):
     text = json.dumps(found)
     assert "thirds@dma" in text
     assert found["scenarios"][0]["compute_ms"] > 0.04, "half the rate takes twice as long"
-    other = start([*command, "--op", "sum_rows", *shape], OPERATOR, SCHEDULE)
-    assert "sum_rows" in other
+    other = json.loads(start([*command, "--op", "sum_rows", *shape], OPERATOR, SCHEDULE))
+    names = [arm["name"] for arm in other["scenarios"][0]["schedules"]]
+    assert names == ["serial@dma", "thirds@dma"]
+    assert other["scenarios"][0]["compute_ms"] < 0.5 * found["scenarios"][0]["compute_ms"]
 
 
 @pytest.mark.parametrize(

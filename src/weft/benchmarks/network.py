@@ -22,13 +22,12 @@ from weft.fabric.processes import ProcessFabric
 from weft.measure.arms import Arms, arms_of
 from weft.measure.hosts import Hosts, Wire, pace_own, together
 from weft.measure.launch import Report, launch
-from weft.measure.measurement import WARM_UP, timed
+from weft.measure.measurement import WARM_UP, percent_by_round, timed
 from weft.operation import find
 from weft.ops.all_gather_matmul import all_gather_matmul
 from weft.ops.matmul_reduce_scatter import matmul_reduce_scatter
 from weft.run.record import record
 from weft.schedule import Schedule
-from weft.timeline import percent_of_ideal
 
 NAMES = ("all_gather_matmul", "matmul_reduce_scatter", "all_to_all_matmul")
 M, N, K = 2048, 1024, 2048
@@ -97,14 +96,17 @@ def _balanced(report: Report, name: str) -> dict[str, Any]:
         AUTO: _auto(arms),
         **{schedule: arms.call(Schedule.parse(schedule)) for schedule in SCHEDULES},
     }
-    times = _in_turns(actions, REPEAT, report)
+    samples = _rounds(actions, REPEAT, report)
+    times = {arm: statistics.median(values) for arm, values in samples.items()}
     with record() as recording:
         dist.barrier()
         _auto(arms)()
     timeline = recording.gather()[0]
     hidden = timeline.overlap_seconds(0) / timeline.communication_seconds(0)
     reached = {
-        arm: percent_of_ideal(times[GLOO], times[arm], times["compute"], times["communication"])
+        arm: percent_by_round(
+            samples[GLOO], samples[arm], samples["compute"], samples["communication"]
+        )
         for arm in (AUTO, *SCHEDULES)
     }
     return {
@@ -157,9 +159,17 @@ def _two_levels(report: Report, name: str) -> dict[str, float]:
 
 
 def _in_turns(arms: dict[str, Callable[[], Any]], repeat: int, report: Report) -> dict[str, float]:
-    """The median seconds of every arm, the slowest rank's; collective. A round runs each arm once,
-    in an order of chance that is the same on all ranks: what one arm leaves behind in caches and
-    connections is no one other's burden."""
+    """The median seconds of every arm, the slowest rank's; collective."""
+    samples = _rounds(arms, repeat, report)
+    return {name: statistics.median(values) for name, values in samples.items()}
+
+
+def _rounds(
+    arms: dict[str, Callable[[], Any]], repeat: int, report: Report
+) -> dict[str, list[float]]:
+    """The seconds of every arm in every round, the slowest rank's; collective. A round runs each
+    arm once, in a random order that is the same on all ranks, so that no arm always inherits the
+    caches and connections of the same other arm."""
     names, random = list(arms), Random(1)
     samples: dict[str, list[float]] = {name: [] for name in names}
     for number in range(-WARM_UP, repeat):
@@ -170,7 +180,7 @@ def _in_turns(arms: dict[str, Callable[[], Any]], repeat: int, report: Report) -
         report((number + WARM_UP + 1) / (repeat + WARM_UP), f"round {max(number, 0) + 1}")
     own = torch.tensor([samples[name] for name in names], dtype=torch.float64)
     dist.all_reduce(own, dist.ReduceOp.MAX)
-    return {n: statistics.median(row.tolist()) for n, row in zip(names, own, strict=True)}
+    return {name: row.tolist() for name, row in zip(names, own, strict=True)}
 
 
 def _auto(arms: Arms) -> Callable[[], Any]:

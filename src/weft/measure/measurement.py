@@ -261,7 +261,9 @@ def _summarise(
                 name=name,
                 seconds=median[name],
                 speedup=serial / median[name],
-                percent_of_ideal=percent_of_ideal(serial, median[name], compute, communication),
+                percent_of_ideal=percent_by_round(
+                    *(samples[arm] for arm in ("serial@dma", name, "compute", "communication"))
+                ),
                 gemm_slowdown=matmul / compute if compute > 0 else 1.0,
                 bytes_by_engine=plan.bytes_by_engine(0),
                 timeline=recorded,
@@ -270,6 +272,18 @@ def _summarise(
         )
     known = median.get(YARDSTICK, 0.0) / YARDSTICK_CALLS
     return Measurement(operation, link, compute, communication, serial, tuple(arms), known)
+
+
+def percent_by_round(
+    serial: Sequence[float],
+    overlapped: Sequence[float],
+    compute: Sequence[float],
+    communication: Sequence[float],
+) -> float:
+    """The median over the rounds of the percent of ideal in each. Taken round by round, a machine
+    that changes its speed between rounds changes all arms of a ratio alike."""
+    rounds = zip(serial, overlapped, compute, communication, strict=True)
+    return statistics.median(percent_of_ideal(*times) for times in rounds)
 
 
 def _paced(operation: Operation, spec: LinkSpec, compute: float) -> Link:

@@ -1,8 +1,8 @@
 """How plans are made where some ranks are on other machines.
 
 Where machines have several ranks, what they share crosses the network once (`two_level_*`); other
-plans are flat, and treat all peers alike. Where rows are gathered, `adaptive` without a depth is not
-cut as fine as inside a machine, because a chunk is a message that threads of both sides must handle.
+plans are flat, and treat all peers alike. Where rows are gathered, `adaptive` without a depth cuts
+less finely than inside a machine, because a chunk is a message that threads of both sides handle.
 """
 
 from __future__ import annotations
