@@ -284,8 +284,8 @@ def _result(
 
 
 def _chunk_rows(size: int, group: dist.ProcessGroup) -> int | None:
-    """The number of rows that DTensor gives this rank (as `chunk` does), or None if that equals
-    weft's own split."""
+    """The number of rows that DTensor gives this rank (as `chunk` does), or None if all ranks have
+    the same number, which is then also weft's split."""
     world, rank = dist.get_world_size(group), dist.get_rank(group)
     if size % world == 0:
         return None
