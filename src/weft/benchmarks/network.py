@@ -1,8 +1,8 @@
-"""Between machines: hosts made of network namespaces on this one, joined by paced links.
+"""Operators between machines, on emulated hosts (network namespaces) with paced links.
 
-On a link that takes as long as compute, how much of the ideal is reached against gloo's collective
-followed by the matmul; whether any number of rows is slower than that; and what two levels gain
-where machines have several ranks.
+Measures how much of the ideal overlap is reached, relative to gloo's collective followed by the
+matmul, on a link that takes as long as compute; whether any number of rows is slower than that; and
+what two-level plans gain on machines with several ranks.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "all_gather_matmul": all_gather_matmul,
     "matmul_reduce_scatter": matmul_reduce_scatter,
 }
-"""Those that have plans on two levels."""
+"""The operators with two-level plans."""
 INSIDE = 4.0
-"""How many times as fast as the network ranks of a machine reach each other."""
+"""The bandwidth between ranks of a machine, relative to the network."""
 REPEAT, REPEAT_SWEEP = 11, 9
 
 HEADERS = ("operator", "case", "arm", "ms", "speedup", "of ideal %", "hidden %")
 
 
 def run(report: Report) -> Result:
-    """2 hosts with a rank each, then 2 hosts with 2 ranks each; fp32."""
+    """2 hosts with one rank each, then 2 hosts with 2 ranks each; fp32."""
     rows: list[list[str | float]] = []
     checks: list[Check] = []
     parts = 2 * len(NAMES) + len(OPERATORS)
@@ -83,7 +83,7 @@ def run(report: Report) -> Result:
 
 
 def _balanced(report: Report, name: str) -> dict[str, Any]:
-    """All arms on a link at which the network takes as long as compute."""
+    """All arms on a link on which communication takes as long as compute."""
     operation = find(name).of(M, N, K, 2)
     arms = arms_of(operation, of(None))
     report(0.0, f"{name}: compute alone")
@@ -116,11 +116,11 @@ def _balanced(report: Report, name: str) -> dict[str, Any]:
 
 
 def _sweep(report: Report, name: str, rate: float) -> dict[int, dict[str, float]]:
-    """auto against gloo + mm for few rows and many, on the same link."""
+    """auto against gloo + mm, from few rows to many, on the same link."""
     pace_own(Wire(rate))
     found = {}
     for number, m in enumerate(ROWS):
-        # gloo gathers shards of equal size only, so there M is the rows of every rank.
+        # gloo gathers only shards of equal size, so m is the number of rows per rank there.
         total = 2 * m if name == "all_gather_matmul" else m
         arms = arms_of(find(name).of(total, N, K, 2), of(None))
         actions = {GLOO: arms.plain, AUTO: _auto(arms)}
@@ -129,8 +129,8 @@ def _sweep(report: Report, name: str, rate: float) -> dict[int, dict[str, float]
 
 
 def _two_levels(report: Report, name: str) -> dict[str, float]:
-    """adaptive with plans on one level and on two, inside paced to `INSIDE` times the network, at
-    which what must cross takes as long as compute."""
+    """adaptive with flat and with two-level plans. Links inside a machine are `INSIDE` times as
+    fast as the network, on which the necessary bytes take as long as compute."""
     operation = find(name).of(M // 2, N // 2, K, 4)
     world, everyone = dist.group.WORLD, dist.new_group(list(range(4)))
     fabrics = {"flat": of(everyone), "two levels": of(world)}
@@ -154,9 +154,11 @@ def _two_levels(report: Report, name: str) -> dict[str, float]:
 
 
 def _in_turns(arms: dict[str, Callable[[], Any]], repeat: int, report: Report) -> dict[str, float]:
-    """The median seconds of every arm, the slowest rank's; collective. A round runs each arm once,
-    in an order of chance that is the same on all ranks: what one arm leaves behind in caches and
-    connections is no one other's burden."""
+    """The median seconds of every arm, of the slowest rank. Collective.
+
+    A round runs each arm once, in a random order that is the same on all ranks, so that no arm
+    always inherits the caches and connections of the same other arm.
+    """
     names, random = list(arms), Random(1)
     samples: dict[str, list[float]] = {name: [] for name in names}
     for number in range(-WARM_UP, repeat):

@@ -1,4 +1,4 @@
-"""`weft characterize`: what cutting a GEMM costs, and what communication beside it costs."""
+"""`weft characterize`: the cost of cutting a GEMM, and the cost of concurrent communication."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def characterize(
     json: Json = False,
     html: Annotated[Path | None, typer.Option(help="Write a page of both losses.")] = None,
 ) -> None:
-    """Decomposition loss of GEMMs in 8 and 64 pieces along M and K, and contention loss beside
+    """Decomposition loss of GEMMs cut into 8 and 64 parts along M and K, and contention loss during
     communication by copy engines and by cores, over a grid of shapes."""
     described = None if machine == HOST else load(machine)
     if html is not None:

@@ -1,4 +1,4 @@
-"""`weft demo`: the tour, in under a minute."""
+"""`weft demo`: a tour of weft in less than a minute."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def demo(
     repeat: Annotated[int, typer.Option(help="Measured rounds.", min=1)] = 9,
     json: Json = False,
 ) -> None:
-    """Run a balanced all-gather + matmul on 2 ranks, and draw how four schedules weave it."""
+    """Run a balanced all-gather + matmul on 2 ranks, and draw how four schedules overlap it."""
     operation = AllGatherMatmul.of(2048, 1024, 2048, world=2)
     schedules = [Schedule.parse(name) for name in SHOWN]
     with progress("measuring", quiet=json) as report:
@@ -43,7 +43,7 @@ def demo(
     path = timelines_page(
         html,
         timelines,
-        title="How four schedules weave an all-gather into a matmul",
+        title="How four schedules overlap an all-gather with a matmul",
         summary=said,
         facts={
             "compute alone": f"{result.compute * 1e3:.1f} ms",
@@ -56,7 +56,7 @@ def demo(
     if svg is not None:
         picture = Console(width=WIDTH, record=True, file=StringIO(), force_terminal=True)
         picture.print(draw(timelines))
-        # rich names fonts on the net; without them a viewer takes its own monospace.
+        # rich refers to fonts on the internet. Without them, a viewer uses its own monospace font.
         drawing = re.sub(
             r"@font-face \{.*?\}", "", picture.export_svg(title="weft demo"), flags=re.S
         )

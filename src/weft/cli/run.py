@@ -1,4 +1,4 @@
-"""`weft run`: measure schedules of an operation on this machine."""
+"""`weft run`: measures the schedules of an operation on this machine."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ def run(
         Path | None, typer.Option(help="Write a trace of all schedules for Perfetto.")
     ] = None,
     predict: Annotated[
-        bool, typer.Option("--predict", help="Lay the simulation of this machine over it.")
+        bool, typer.Option("--predict", help="Compare with the simulation of this machine.")
     ] = False,
     html: Annotated[Path | None, typer.Option(help="Write a page of all timelines.")] = None,
 ) -> None:
-    """Spawn ranks here; measure compute alone, communication alone, serial, and each schedule."""
+    """Start ranks here; measure compute alone, communication alone, serial, and each schedule."""
     asked = find(operation).of(m, n, k, world, dtype_of(dtype))
     spec = LinkSpec.parse(link, topology_of(topology))
     schedules = schedules_of(schedule, Schedule.space(asked))
@@ -102,7 +102,7 @@ def run(
 
 
 def show(result: Measurement, repeat: int, prediction: Prediction | None = None) -> None:
-    """The measurement as a table, with what was predicted beside it."""
+    """Prints the measurement as a table, with the prediction if there is one."""
     console.print(
         f"{result.operation.label}, links: {result.link}\n"
         f"compute {result.compute * 1e3:.2f} ms, "

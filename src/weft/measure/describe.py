@@ -1,4 +1,4 @@
-"""From what the probes found to a Machine, and from a Machine to a commented file."""
+"""Turns the results of the probes into a Machine, and a Machine into a commented file."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from weft.measure.probes import CallTimes, Gemm, Paced
 Array = npt.NDArray[np.float64]
 
 TURN, TURN_BYTES = 2e-3, 16 << 10
-"""How native/links.h cuts paced transfers."""
+"""The longest sleep and the fewest bytes of a step of a paced transfer, as in native/links.h."""
 GRACE = 3e-3
-"""How late an engine may be for its next transfer to follow without a gap (native/engine.cpp)."""
+"""How late an engine may start its next transfer without a gap on its link (native/engine.cpp)."""
 
 
 MEBIBYTE = 1 << 20
@@ -42,7 +42,7 @@ MEBIBYTE = 1 << 20
 
 @dataclass(frozen=True)
 class Figures:
-    """What the probes found, in seconds and shares."""
+    """The results of the probes, in seconds and shares."""
 
     gemms: dict[Gemm, float]
     remote_copy: float  # 1 MiB
@@ -59,7 +59,7 @@ class Figures:
 
 
 def describe(figures: Figures) -> Machine:
-    """The machine that the figures show: per rank one core, with all ranks at work."""
+    """The machine with these figures. A rank has one core, and all ranks are busy."""
     remote, local = MEBIBYTE / figures.remote_copy, MEBIBYTE / figures.local_copy
     rates = {g: 2.0 * g.m * g.n * g.k / seconds for g, seconds in figures.gemms.items()}
     peaks = {g.dtype: max(r for p, r in rates.items() if p.dtype == g.dtype) for g in rates}
@@ -143,11 +143,11 @@ def describe(figures: Figures) -> Machine:
 
 
 def fit_saturation(points: Sequence[Gemm], rates: Sequence[float]) -> tuple[Saturation, float]:
-    """The curve of `cost.rates` nearest to the points in ratio, and its peak rate.
+    """Fits the curve of `cost.rates` to the points, by ratio. Returns the curve and its peak rate.
 
-    It reads: a GEMM is its multiplications, and a pass over B, A and C that takes as long as
-    `m` more rows, `n` more columns and `k` more terms would. It goes through the largest GEMMs, for
-    beyond them it stands alone.
+    In this curve a GEMM costs its multiplications plus passes over B, A and C, which take as long
+    as `m` more rows, `n` more columns and `k` more terms. It passes through the largest GEMMs,
+    because beyond them there are no points to correct it.
     """
     sizes = np.array([(p.m, p.n, p.k) for p in points], dtype=float)
     target = np.log(np.array(rates))
@@ -256,7 +256,7 @@ def _clock() -> float:
 
 
 def _cache_bytes() -> float:
-    """The largest cache that a core sees."""
+    """The bytes of the largest cache of a core."""
     folder = Path("/sys/devices/system/cpu/cpu0/cache")
     units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
     sizes = [1 << 20]

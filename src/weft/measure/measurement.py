@@ -1,7 +1,8 @@
-"""Measures schedules of an operation on this machine: arms interleaved, medians, ratios in one run.
+"""Measures the schedules of an operation on this machine: interleaved arms, medians, and ratios
+within one run.
 
-Every round runs each arm once (compute alone, communication alone, then every schedule), in an
-order that turns by one from round to round, so that a slow moment of the machine hits all alike.
+Every round runs each arm once (compute alone, communication alone, and every schedule). The order
+rotates by one from round to round, so that a slow moment of the machine affects all arms equally.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ from weft.timeline import Timeline, percent_of_ideal
 WARM_UP = 2
 YARDSTICK = "yardstick"
 YARDSTICK_CALLS = 16
-"""Times that the yardstick is multiplied in a row, so that it finds its operands in the cache."""
+"""The yardstick runs this many times in a row, so that its operands are in the cache."""
 RECORDED = 3
-"""Rounds in which spans are recorded, after the measured ones."""
+"""The number of rounds that record spans, after the measured rounds."""
 
 
 @dataclass(frozen=True)
 class LinkSpec:
-    """A link as asked for: a fixed one, or the rate at which communication takes `multiple` times
-    as long as compute on this machine."""
+    """A requested link: a fixed one, or one on which communication takes `multiple` times as long
+    as compute on this machine."""
 
     link: Link | None = None
     multiple: float | None = None
@@ -61,7 +62,7 @@ class LinkSpec:
 
 @dataclass(frozen=True)
 class Arm:
-    """One schedule's figures. Times are seconds, the slowest rank's, medians over the rounds."""
+    """The figures of one schedule. Times are seconds of the slowest rank, medians over rounds."""
 
     name: str
     seconds: float
@@ -94,7 +95,7 @@ class Measurement:
     serial: float
     arms: tuple[Arm, ...]
     yardstick: float = 0.0
-    """Seconds of the GEMM that was asked for as a yardstick; 0 where none was."""
+    """Seconds of the yardstick GEMM; 0 if none was requested."""
 
     @property
     def ideal(self) -> float:
@@ -129,10 +130,10 @@ def measure(
     yardstick: tuple[int, int, int] | None = None,
     report: Report | None = None,
 ) -> Measurement:
-    """Starts the ranks and measures; `serial@dma` is always among the arms.
+    """Starts the ranks and measures. `serial@dma` is always among the arms.
 
-    yardstick: M, N, K of a float32 GEMM that takes its turn among the arms, to see by it how fast
-    the machine is just then.
+    yardstick: M, N, K of a float32 GEMM that runs as one of the arms and shows how fast the machine
+    is at that time.
     """
     serial = Schedule.parse("serial")
     arms = list(dict.fromkeys([serial, *schedules]))
@@ -190,8 +191,10 @@ def interleaved(
     report: Report,
     before: Callable[[], None] | None = None,
 ) -> dict[str, list[float]]:
-    """The seconds of every arm in every round, the slowest rank's; collective. before: done ahead
-    of every arm, untimed, so that none inherits the caches of another."""
+    """The seconds of every arm in every round, of the slowest rank. Collective.
+
+    before: called before every arm, outside its time, so that no arm inherits another's caches.
+    """
     names = list(arms)
     samples: dict[str, list[float]] = {name: [] for name in names}
     for number in range(-WARM_UP, repeat):
@@ -219,7 +222,7 @@ def _multiplications(m: int, n: int, k: int) -> Callable[[], None]:
 
 
 def timed(function: Callable[[], None]) -> float:
-    """Seconds of one call that all ranks start together."""
+    """The seconds of one call that all ranks start together."""
     dist.barrier()
     start = time.perf_counter()
     function()
@@ -273,7 +276,7 @@ def _summarise(
 
 
 def _paced(operation: Operation, spec: LinkSpec, compute: float) -> Link:
-    """The link on which the operation's communication takes a multiple of its compute."""
+    """The link on which communication takes the requested multiple of compute."""
     assert spec.multiple is not None
     load = busiest_link(operation, spec.topology)
     if load == 0:
@@ -282,7 +285,7 @@ def _paced(operation: Operation, spec: LinkSpec, compute: float) -> Link:
 
 
 def busiest_link(operation: Operation, topology: Topology) -> int:
-    """Bytes on the link that carries most."""
+    """The bytes on the busiest link."""
     world = operation.world
     load: dict[tuple[str, int, int], int] = {}
 
