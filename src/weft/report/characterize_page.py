@@ -1,4 +1,4 @@
-"""The page of `weft characterize`: both losses against op-to-byte ratio and memory traffic."""
+"""The page of `weft characterize`: both losses over op-to-byte ratio and memory traffic."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ AGAINST: Mapping[str, Callable[[Character], float]] = {
 
 
 def rows_of(found: Characterization) -> list[list[cells.Cell]]:
-    """A row per shape under `HEADERS`; losses are percent of the GEMM's own time."""
+    """One row per shape, under `HEADERS`. Losses are percent of the time of the GEMM alone."""
     return [
         [
             character.shape.m,
@@ -80,7 +80,7 @@ def summary_of(found: Characterization) -> str:
 
 
 def write_characterize_page(path: str | os.PathLike[str], found: Characterization) -> Path:
-    """Writes the page, whole or not at all."""
+    """Writes the page atomically."""
     page = Page(f"What cutting and company cost on {found.machine}", summary_of(found))
     sections = (
         (

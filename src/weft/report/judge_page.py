@@ -1,4 +1,4 @@
-"""The page of `weft judge`: how far choices are from the best, and every scenario that missed."""
+"""The page of `weft judge`: the distance of choices from the best, and every missed scenario."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ MOST_MISSES = 100
 
 
 def judgement_page(path: str | os.PathLike[str], judgement: Judgement) -> Path:
-    """Writes the page, whole or not at all."""
+    """Writes the page atomically."""
     score = judgement.score("heuristic")
     what = "Chosen from static sizes alone, the schedule"
     near, share = 2, score.within_2_percent
-    if judgement.machine == calibrated.NAME:  # measured, where 2 % are noise
+    if judgement.machine == calibrated.NAME:  # measured: 2 % are noise
         what = "What auto settles on in its first calls, measured,"
         near, share = 10, score.within_10_percent
     said = (

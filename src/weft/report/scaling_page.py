@@ -1,4 +1,4 @@
-"""The page of `weft explore --workload`: a step on ever more nodes, plain against fused."""
+"""The page of `weft explore --workload`: the scaling of a step over nodes, plain and fused."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def nodes_text(count: int) -> str:
 
 
 def rows_of(points: Sequence[Point]) -> list[list[cells.Cell]]:
-    """A row per number of nodes under `HEADERS`; times are milliseconds."""
+    """One row per number of nodes, under `HEADERS`. Times are in milliseconds."""
     return [
         [
             point.nodes,
@@ -46,14 +46,14 @@ def rows_of(points: Sequence[Point]) -> list[list[cells.Cell]]:
 
 
 def efficiency(points: Sequence[Point], point: Point, fused: bool) -> float:
-    """Work per device and second against the plain step on the fewest nodes."""
+    """The work per device and second, relative to the plain step on the fewest nodes."""
     first = points[0]
     seconds = point.fused.seconds if fused else point.plain.seconds
     return first.plain.seconds / seconds * point.size / first.size
 
 
 def summary_of(result: Scaling) -> str:
-    """What came out, in a sentence or two."""
+    """The result in one or two sentences."""
     said = []
     for scaling in SCALINGS:
         points = result.of(scaling)
@@ -69,7 +69,7 @@ def summary_of(result: Scaling) -> str:
 
 
 def write_scaling_page(path: str | os.PathLike[str], result: Scaling) -> Path:
-    """Writes the page, whole or not at all."""
+    """Writes the page atomically."""
     page = Page(f"{result.workload.name} on many nodes, simulated", summary_of(result))
     facts = {}
     for scaling in SCALINGS:
@@ -105,7 +105,7 @@ def write_scaling_page(path: str | os.PathLike[str], result: Scaling) -> Path:
 
 
 def assumptions(path: Path) -> list[list[cells.Cell]]:
-    """Keys, values and comments of a TOML file, and its lines of comment."""
+    """The keys, values and comments of a TOML file, and its comment lines."""
     rows: list[list[cells.Cell]] = []
     for line in path.read_text(encoding="utf-8").splitlines():
         if line.startswith("#"):
@@ -189,7 +189,7 @@ def _times(scaling: str, points: Sequence[Point]) -> Spec:
 
 
 def _where(points: Sequence[Point]) -> Spec:
-    """Bars of computing, exposed communication and other waiting, as shares of the plain step."""
+    """Bars of compute, exposed communication and other waits, as shares of the plain step."""
     labels = [str(point.nodes) for point in points]
     data: list[Spec] = []
     for fused in (False, True):

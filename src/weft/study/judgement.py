@@ -1,4 +1,4 @@
-"""Judges the choices of the heuristic: draws random scenarios, and compares them with the best.
+"""Judges the heuristic: compares its choices with the best ones in random scenarios.
 
 A scenario is a layer (log-uniform sizes in the range of real models), a world from 2 to 8, and a
 link speed. It follows from a seed and a number, so that a heuristic can be developed on some seeds
