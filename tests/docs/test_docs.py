@@ -64,6 +64,13 @@ def test_no_expectation_is_stale():
     assert len(BLOCKS) >= 9
 
 
+def test_every_variable_is_documented():
+    sources = (path.read_text() for path in (ROOT / "src/weft").rglob("*.py"))
+    read = {name for text in sources for name in re.findall(r'"(WEFT_[A-Z_]+)"', text)}
+    page = (ROOT / "docs/how-to/environment.md").read_text()
+    assert read == set(re.findall(r"^\| `(WEFT_[A-Z_]+)` \|", page, re.MULTILINE))
+
+
 def test_the_reference_is_in_step():
     spec = importlib.util.spec_from_file_location("reference", ROOT / "docs/generate/reference.py")
     module = importlib.util.module_from_spec(spec)
