@@ -21,13 +21,12 @@ from weft.fabric.group import GroupFabric
 from weft.measure.arms import Arms, arms_of
 from weft.measure.hosts import Hosts, Wire, pace_own, together
 from weft.measure.launch import Report, launch
-from weft.measure.measurement import WARM_UP, timed
+from weft.measure.measurement import WARM_UP, percent_over_rounds, timed
 from weft.operation import find
 from weft.ops.all_gather_matmul import all_gather_matmul
 from weft.ops.matmul_reduce_scatter import matmul_reduce_scatter
 from weft.run.record import record
 from weft.schedule import Schedule
-from weft.timeline import percent_of_ideal
 
 NAMES = ("all_gather_matmul", "matmul_reduce_scatter", "all_to_all_matmul")
 M, N, K = 2048, 1024, 2048
@@ -96,19 +95,16 @@ def _balanced(report: Report, name: str) -> dict[str, Any]:
         AUTO: _auto(arms),
         **{schedule: arms.call(Schedule.parse(schedule)) for schedule in SCHEDULES},
     }
-    times = _in_turns(actions, REPEAT, report)
+    samples = _in_turns(actions, REPEAT, report)
     with record() as recording:
         dist.barrier()
         _auto(arms)()
     timeline = recording.gather()[0]
     hidden = timeline.overlap_seconds(0) / timeline.communication_seconds(0)
-    reached = {
-        arm: percent_of_ideal(times[GLOO], times[arm], times["compute"], times["communication"])
-        for arm in (AUTO, *SCHEDULES)
-    }
+    reached = {arm: percent_over_rounds(samples, arm, GLOO) for arm in (AUTO, *SCHEDULES)}
     return {
         "rate": rate,
-        "times": times,
+        "times": _medians(samples),
         "reached": reached,
         "of ideal": reached[AUTO],
         "hidden": 100.0 * hidden,
@@ -124,7 +120,8 @@ def _sweep(report: Report, name: str, rate: float) -> dict[int, dict[str, float]
         total = 2 * m if name == "all_gather_matmul" else m
         arms = arms_of(find(name).of(total, N, K, 2), of(None))
         actions = {GLOO: arms.plain, AUTO: _auto(arms)}
-        found[m] = _in_turns(actions, REPEAT_SWEEP, part(report, number, len(ROWS)))
+        samples = _in_turns(actions, REPEAT_SWEEP, part(report, number, len(ROWS)))
+        found[m] = _medians(samples)
     return found
 
 
@@ -150,11 +147,13 @@ def _two_levels(report: Report, name: str) -> dict[str, float]:
         "flat": lambda: operator(x, w, schedule="adaptive@dma", group=everyone),
         "two levels": lambda: operator(x, w, schedule="adaptive@dma", group=world),
     }
-    return _in_turns(actions, REPEAT, report)
+    return _medians(_in_turns(actions, REPEAT, report))
 
 
-def _in_turns(arms: dict[str, Callable[[], Any]], repeat: int, report: Report) -> dict[str, float]:
-    """The median seconds of every arm, of the slowest rank. Collective.
+def _in_turns(
+    arms: dict[str, Callable[[], Any]], repeat: int, report: Report
+) -> dict[str, list[float]]:
+    """The seconds of every arm in every round, of the slowest rank. Collective.
 
     A round runs each arm once, in a random order that is the same on all ranks, so that no arm
     always inherits the caches and connections of the same other arm.
@@ -169,7 +168,11 @@ def _in_turns(arms: dict[str, Callable[[], Any]], repeat: int, report: Report) -
         report((number + WARM_UP + 1) / (repeat + WARM_UP), f"round {max(number, 0) + 1}")
     own = torch.tensor([samples[name] for name in names], dtype=torch.float64)
     dist.all_reduce(own, dist.ReduceOp.MAX)
-    return {n: statistics.median(row.tolist()) for n, row in zip(names, own, strict=True)}
+    return {name: row.tolist() for name, row in zip(names, own, strict=True)}
+
+
+def _medians(samples: dict[str, list[float]]) -> dict[str, float]:
+    return {name: statistics.median(values) for name, values in samples.items()}
 
 
 def _auto(arms: Arms) -> Callable[[], Any]:

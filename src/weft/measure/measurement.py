@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +28,7 @@ from weft.schedule import Schedule
 from weft.timeline import Timeline, percent_of_ideal
 
 WARM_UP = 2
+SERIAL = "serial@dma"
 YARDSTICK = "yardstick"
 YARDSTICK_CALLS = 16
 """The yardstick runs this many times in a row, so that its operands are in the cache."""
@@ -62,7 +63,11 @@ class LinkSpec:
 
 @dataclass(frozen=True)
 class Arm:
-    """The figures of one schedule. Times are seconds of the slowest rank, medians over rounds."""
+    """The figures of one schedule: medians over rounds, of the slowest rank.
+
+    `speedup` and `percent_of_ideal` are medians of ratios within a round. The arms of a round run
+    close to each other, so that a change in the speed of the machine does not distort the ratios.
+    """
 
     name: str
     seconds: float
@@ -252,7 +257,7 @@ def _summarise(
 ) -> Measurement:
     median = {name: statistics.median(values) for name, values in samples.items()}
     compute, communication = median["compute"], median["communication"]
-    serial = median["serial@dma"]
+    serial = median[SERIAL]
     arms = []
     for schedule in schedules:
         name = str(schedule)
@@ -263,8 +268,10 @@ def _summarise(
             Arm(
                 name=name,
                 seconds=median[name],
-                speedup=serial / median[name],
-                percent_of_ideal=percent_of_ideal(serial, median[name], compute, communication),
+                speedup=statistics.median(
+                    one / other for one, other in zip(samples[SERIAL], samples[name], strict=True)
+                ),
+                percent_of_ideal=percent_over_rounds(samples, name, SERIAL),
                 gemm_slowdown=matmul / compute if compute > 0 else 1.0,
                 bytes_by_engine=plan.bytes_by_engine(0),
                 timeline=recorded,
@@ -273,6 +280,14 @@ def _summarise(
         )
     known = median.get(YARDSTICK, 0.0) / YARDSTICK_CALLS
     return Measurement(operation, link, compute, communication, serial, tuple(arms), known)
+
+
+def percent_over_rounds(samples: Mapping[str, Sequence[float]], arm: str, serial: str) -> float:
+    """The percent of ideal of an arm over `serial`: the median over rounds. `samples` also has the
+    arms `compute` and `communication`."""
+    names = (serial, arm, "compute", "communication")
+    rounds = zip(*(samples[name] for name in names), strict=True)
+    return statistics.median(percent_of_ideal(*times) for times in rounds)
 
 
 def _paced(operation: Operation, spec: LinkSpec, compute: float) -> Link:
