@@ -17,7 +17,7 @@ PAGES = sorted(ROOT.glob("docs/**/*.md"))
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 
 SAYS = {
-    "woven.py": "adaptive@direct",
+    "overlapped.py": "adaptive@direct",
     "seen.py": "adaptive: waited",
     "trained.py": "torch.Size([64, 128]) torch.Size([64, 128]) torch.Size([128, 256])",
     "compiled.py": "left 1 as they were",
