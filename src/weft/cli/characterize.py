@@ -50,8 +50,9 @@ def characterize(
         print_json(found.to_json())
         return
     caption = (
-        "MB: memory traffic if all is read and written once. M/8 to K/64: how much longer the "
-        "pieces take than the whole; dma, cores: the whole beside communication."
+        "MB: memory traffic if everything is read and written once. M/8 to K/64: how much longer "
+        "the parts take than the whole GEMM. dma, cores: how much longer the whole GEMM takes "
+        "during communication."
     )
     console.print(table(HEADERS, rows_of(found), caption=caption, width=console.width))
     console.print(summary_of(found))

@@ -123,8 +123,8 @@ def show(result: Measurement, repeat: int, prediction: Prediction | None = None)
     best = result.arms.index(result.best)
     headers = ["schedule", "ms", "speedup", "of ideal", "GEMM slowdown", "moved per rank"]
     caption = (
-        f"Medians of {repeat} interleaved rounds, the slowest rank's time. GEMM slowdown: the "
-        "pieces' time in the call against the whole GEMM alone."
+        f"Medians of {repeat} interleaved rounds, of the slowest rank. Speedup and percent of "
+        "ideal are ratios within a round. GEMM slowdown: the GEMMs of a call against one alone."
     )
     if prediction is None:
         console.print(table(headers, rows, best=best, caption=caption))

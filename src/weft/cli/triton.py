@@ -120,9 +120,9 @@ def _show(rows: list[KernelResult]) -> None:
         ]
         console.print(table(headers, cells, title=kernel))
     console.print(
-        "registers: of a lane. spilled: registers (AMD), bytes of stack (NVIDIA). shared: LDS on "
-        "AMD.\nper unit: programs that fit on a CU or SM. releases, acquires: flags for the whole "
-        "system in the code.\nCompiled here, with the tiles of a launch; not run here."
+        "registers: per lane. spilled: registers (AMD) or bytes of stack (NVIDIA). shared: LDS on "
+        "AMD.\nper unit: programs that fit on a CU or SM. releases, acquires: system-scope flags "
+        "in the code.\nCompiled here with the tiles of a launch, but not run here."
     )
 
 

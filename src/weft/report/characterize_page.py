@@ -74,23 +74,23 @@ def summary_of(found: Characterization) -> str:
 
     how = "measured" if found.measured else "simulated"
     return (
-        f"On {found.title} ({how}), a GEMM takes longer in pieces, as a median over the shapes: "
-        f"{medians(DECOMPOSITION)}. With communication under way: {medians(CONTENTION)}."
+        f"On {found.title} ({how}), a GEMM takes longer if it is cut into parts (medians over the "
+        f"shapes): {medians(DECOMPOSITION)}. During communication: {medians(CONTENTION)}."
     )
 
 
 def write_characterize_page(path: str | os.PathLike[str], found: Characterization) -> Path:
     """Writes the page atomically."""
-    page = Page(f"What cutting and company cost on {found.machine}", summary_of(found))
+    page = Page(f"The cost of cutting and of contention on {found.machine}", summary_of(found))
     sections = (
         (
             "Decomposition loss",
-            "How many times as long the pieces of a GEMM take, one after the other, as the whole.",
+            "The time of all parts of a GEMM, one after the other, relative to the whole GEMM.",
             DECOMPOSITION,
         ),
         (
             "Contention loss",
-            "How many times as long a GEMM takes while copies are under way as it does alone.",
+            "The time of a GEMM during copies, relative to the GEMM alone.",
             CONTENTION,
         ),
     )

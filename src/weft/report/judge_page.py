@@ -23,10 +23,10 @@ MOST_MISSES = 100
 def judgement_page(path: str | os.PathLike[str], judgement: Judgement) -> Path:
     """Writes the page atomically."""
     score = judgement.score("heuristic")
-    what = "Chosen from static sizes alone, the schedule"
+    what = "The schedule chosen from static sizes"
     near, share = 2, score.within_2_percent
     if judgement.machine == calibrated.NAME:  # measured: 2 % are noise
-        what = "What auto settles on in its first calls, measured,"
+        what = "The schedule on which auto settles in its first calls, measured,"
         near, share = 10, score.within_10_percent
     said = (
         f"{what} is within {near} % of the best in {share:.1f} % of {score.count} scenarios; the "
@@ -36,7 +36,7 @@ def judgement_page(path: str | os.PathLike[str], judgement: Judgement) -> Path:
     page = Page(f"Choosing on {judgement.machine}, seed {judgement.seed}", said)
     page.section(
         "Regret",
-        "For each set of candidates, the share of scenarios in which the choice takes at most so "
+        "For each set of candidates, the share of scenarios in which the choice takes at most this "
         "much longer than the best of the set.",
     )
     page.legend({NAMES[kind]: COLOURS[kind] for kind in IN_SET})

@@ -85,7 +85,7 @@ def write_scaling_page(path: str | os.PathLike[str], result: Scaling) -> Path:
     last = result.points[len(result.of(result.points[0].scaling)) - 1]
     page.section(
         f"A step on {nodes_text(last.nodes)}",
-        f"{last.scaling} scaling, {last.said}. All devices do the same: rank 0 stands for them. "
+        f"{last.scaling} scaling, {last.said}. All devices do the same; rank 0 is shown. "
         "Lanes are the compute units, the links inside the node and the network.",
     )
     page.timelines(result.timelines(last))
