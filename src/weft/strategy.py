@@ -102,7 +102,7 @@ class Strategy:
         """The strategy with a name from `NAMES`, and its compute units if the name needs them."""
         if (units is not None) != (base in _COUNTED):
             raise Unsupported(
-                f"say how many compute units {base} sets aside, e.g. {base}:8"
+                f"give the number of compute units that {base} sets aside, e.g. {base}:8"
                 if units is None
                 else f"{base} sets no compute units aside; leave out ':{units}'"
             )

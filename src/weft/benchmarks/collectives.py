@@ -182,8 +182,8 @@ def _run_mpi(mpi: tuple[str, str], world: int) -> dict[tuple[str, int], list[flo
         return {}
     if done.returncode != 0 or not done.stdout.strip():
         return {}
-    told: dict[str, list[float]] = json.loads(done.stdout.strip().splitlines()[-1])
-    return {(kind, int(kib)): v for key, v in told.items() for kind, kib in [key.split(",")]}
+    results: dict[str, list[float]] = json.loads(done.stdout.strip().splitlines()[-1])
+    return {(kind, int(kib)): v for key, v in results.items() for kind, kib in [key.split(",")]}
 
 
 def _rows(world: int, times: Times) -> list[list[str | float | int | None]]:

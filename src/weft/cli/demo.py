@@ -39,12 +39,12 @@ def demo(
             operation, LinkSpec.parse("balanced"), schedules, repeat=repeat, report=report
         )
     timelines = [result.arm(name).timeline for name in SHOWN]
-    said = _said(result)
+    summary = _summary(result)
     path = timelines_page(
         html,
         timelines,
         title="How four schedules overlap an all-gather with a matmul",
-        summary=said,
+        summary=summary,
         facts={
             "compute alone": f"{result.compute * 1e3:.1f} ms",
             "communication alone": f"{result.communication * 1e3:.1f} ms",
@@ -62,14 +62,14 @@ def demo(
         )
         write_atomically(svg, [drawing])
     if json:
-        print_json({**result.to_json(), "said": said, "html": str(path)})
+        print_json({**result.to_json(), "said": summary, "html": str(path)})
         return
     console.print(f"{operation.label}, links: {result.link}\n")
     console.print(draw(timelines))
-    console.print(f"\n{said}\n\npage: {path} (opens offline)")
+    console.print(f"\n{summary}\n\npage: {path} (opens offline)")
 
 
-def _said(result: Measurement) -> str:
+def _summary(result: Measurement) -> str:
     adaptive, shard, cores = (
         result.arm(f) for f in ("adaptive@dma", "shard-p2p@dma", "adaptive@cores")
     )

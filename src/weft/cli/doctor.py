@@ -136,8 +136,8 @@ def _gpu(report: Report) -> list[Finding]:
     import torch
 
     if not torch.cuda.is_available():
-        said = "not run: the kernels are interpreted and compiled here, `weft triton report`"
-        return [Finding("GPU checks", "no GPU here", True, said)]
+        text = "not run: the kernels are interpreted and compiled here, `weft triton report`"
+        return [Finding("GPU checks", "no GPU here", True, text)]
     try:
         from weft.triton.checks import CHECKS
     except Error as error:

@@ -206,23 +206,23 @@ class _File:
 
 def cluster_from_table(table: dict[str, Any], where: str = "cluster") -> Cluster:
     """A cluster from nested dictionaries, with the same checks as for a file."""
-    told = build(_File, table, where)
-    machine = None if told.machine is None else load_machine(told.machine)
-    if machine is None and told.links is None:
+    given = build(_File, table, where)
+    machine = None if given.machine is None else load_machine(given.machine)
+    if machine is None and given.links is None:
         raise Unsupported(
             f"{where}: give machine, or [links] to say how a node's devices are joined."
         )
-    links = told.links or _inside(machine)  # type: ignore[arg-type]
+    links = given.links or _inside(machine)  # type: ignore[arg-type]
     found = Cluster(
-        told.name,
-        told.title,
-        told.nodes,
+        given.name,
+        given.title,
+        given.nodes,
         links,
-        told.nics,
-        told.network,
+        given.nics,
+        given.network,
         machine,
-        told.start,
-        told.sum_bandwidth,
+        given.start,
+        given.sum_bandwidth,
     )
     _check(found, where)
     return found

@@ -253,6 +253,6 @@ def _run(network: int | None, command: str | list[str], may_fail: bool = False) 
         check=False,
     )
     if done.returncode and not may_fail:
-        said = (done.stderr or done.stdout).strip().splitlines()
-        raise Unsupported(f"`{' '.join(words)}` failed: {said[0] if said else done.returncode}")
+        output = (done.stderr or done.stdout).strip().splitlines()
+        raise Unsupported(f"`{' '.join(words)}` failed: {output[0] if output else done.returncode}")
     return done.stdout

@@ -108,7 +108,7 @@ def _scatter(
     found: Characterization, losses: Losses, label: str, measure: Callable[[Character], float]
 ) -> Spec:
     ordered = sorted(found.characters, key=measure)
-    said = [
+    hover = [
         f"{c.shape.m} x {c.shape.n} x {c.shape.k} {c.shape.dtype}<br>{duration(c.seconds)} alone, "
         f"{c.op_to_byte:.0f} operations per byte, {scaled(c.num_bytes, 'B')}"
         for c in ordered
@@ -123,7 +123,7 @@ def _scatter(
                 "x": [measure(c) for c in ordered],
                 "y": [round(1.0 + loss(c), 5) for c in ordered],
                 "marker": {"color": COLOURS[name], "size": 9, "symbol": _SYMBOLS[number % 4]},
-                "customdata": said,
+                "customdata": hover,
                 "hovertemplate": f"<b>{name}: %{{y:.3~g}}x</b><br>%{{customdata}}<extra></extra>",
             }
             for number, (name, loss) in enumerate(losses.items())

@@ -28,12 +28,12 @@ def judgement_page(path: str | os.PathLike[str], judgement: Judgement) -> Path:
     if judgement.machine == calibrated.NAME:  # measured: 2 % are noise
         what = "The schedule on which auto settles in its first calls, measured,"
         near, share = 10, score.within_10_percent
-    said = (
+    summary = (
         f"{what} is within {near} % of the best in {share:.1f} % of {score.count} scenarios; the "
         f"mean regret is {score.mean_regret:.2f} %, and {score.slower_than_serial} are slower than "
         f"serial by more than {100 * judgement.tolerance:.0f} %."
     )
-    page = Page(f"Choosing on {judgement.machine}, seed {judgement.seed}", said)
+    page = Page(f"Choosing on {judgement.machine}, seed {judgement.seed}", summary)
     page.section(
         "Regret",
         "For each set of candidates, the share of scenarios in which the choice takes at most this "

@@ -92,10 +92,10 @@ def _verdict(drawn: Drawn) -> Verdict:
     memory.mode = "heuristic"  # tuned results would contain the answer
     for _ in range(MOST_CALLS + 1):
         call("auto")()
-    said = explain()
-    assert said is not None
+    explanation = explain()
+    assert explanation is not None
     among = candidates(operation.world)
-    settled = Schedule.parse(said.schedule)
+    settled = Schedule.parse(explanation.schedule)
     choices = {**chosen(memory.machine, operation, among), "heuristic": settled}
     twin = _twins(operation, [*among, settled], fabric.link.paced)
     choices = {kind: twin[schedule] for kind, schedule in choices.items()}
@@ -139,9 +139,9 @@ def _contenders(
         some = {schedule: seconds for schedule, seconds in found.items() if within(schedule)}
         most = NEAR * min(some.values())
         near.update(schedule for schedule, seconds in some.items() if seconds <= most)
-    told: list[Any] = [sorted(near, key=str)]
-    dist.broadcast_object_list(told, src=0)  # all ranks must measure the same candidates
-    return list(told[0])
+    selected: list[Any] = [sorted(near, key=str)]
+    dist.broadcast_object_list(selected, src=0)  # all ranks must measure the same candidates
+    return list(selected[0])
 
 
 def _measured(calls: Calls, in_a_row: int, repeat: int) -> dict[Schedule, float]:

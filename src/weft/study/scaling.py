@@ -28,7 +28,7 @@ class Point:
     nodes: int
     world: int
     size: float
-    said: str
+    description: str
     plain: Ran
     fused: Ran
     chunks: int | None  # of the fused step; None if plain is as fast
@@ -116,8 +116,8 @@ def _point(workload: Workload, cluster: Cluster, scaling: str) -> Point:
         ran = module.step(config, cluster, size, tried).run()
         if ran.seconds < best.seconds:
             best, chunks = ran, tried
-    said = module.describe(config, cluster, size)
-    return Point(scaling, cluster.nodes, cluster.world, size, said, plain, best, chunks)
+    description = module.describe(config, cluster, size)
+    return Point(scaling, cluster.nodes, cluster.world, size, description, plain, best, chunks)
 
 
 def _point_json(point: Point) -> dict[str, Any]:
@@ -125,7 +125,7 @@ def _point_json(point: Point) -> dict[str, Any]:
         "scaling": point.scaling,
         "nodes": point.nodes,
         "devices": point.world,
-        "size": point.said,
+        "size": point.description,
         "plain_ms": 1e3 * point.plain.seconds,
         "fused_ms": 1e3 * point.fused.seconds,
         "saving": point.saving,
