@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> object:
-    """`weft.nn` and what comes from it are imported when first used: DTensor takes a while."""
+    """Imports `weft.nn` and its functions on first use, because importing DTensor takes long."""
     if name not in ("nn", "compile", "symm_mem_compat"):
         raise AttributeError(f"module 'weft' has no attribute {name!r}")
     module = importlib.import_module("weft.nn")
@@ -75,8 +75,8 @@ def symmetric_empty(
     dtype: torch.dtype | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> torch.Tensor:
-    """A tensor like `torch.empty(*shape, dtype=dtype)` in memory that the ranks of a group share,
-    so that weft's operators on that group read it in place instead of staging it."""
+    """A tensor like `torch.empty(*shape, dtype=dtype)` in memory that the ranks of a group share.
+    weft's operators on that group read it in place instead of staging it."""
     import torch
 
     sizes: list[int] = []
@@ -92,10 +92,16 @@ def configure(
     link: str | Link | None = None,
     select: str | None = None,
 ) -> None:
-    """Sets, on this rank of a group, how long a wait may take (seconds) and how fast links are
-    (`"memory"`, a rate such as `"0.1GB/s"`, or a `Link`). Set the same link on every rank. select:
-    what chooses for `schedule="auto"`: `"auto"` (a tuned result, else the heuristic),
-    `"heuristic"`, or `"model"`, which simulates; what rank 0 has set counts."""
+    """Configures this rank of a group.
+
+    Args:
+        group: the process group (None: all ranks).
+        deadline: how long a wait may take, in seconds.
+        link: the speed of links: `"memory"`, a rate such as `"0.1GB/s"`, or a `Link`. Set the same
+            link on every rank.
+        select: what chooses a schedule for `schedule="auto"`: `"auto"` (a tuned result, else the
+            heuristic), `"heuristic"`, or `"model"` (simulation). The setting of rank 0 applies.
+    """
     fabric = _fabric_of(group)
     if deadline is not None:
         if not deadline > 0:

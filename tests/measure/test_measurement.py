@@ -1,23 +1,25 @@
-"""What a measurement makes of its rounds."""
+"""Figures of a measurement: ratios are taken within a round."""
 
 from __future__ import annotations
 
 import pytest
 
-from weft.measure.measurement import percent_by_round
+from weft.measure.measurement import percent_over_rounds
+from weft.timeline import percent_of_ideal
 
 
-def test_a_machine_that_slows_down_between_rounds_does_not_lift_a_schedule_above_the_ideal():
-    # Serial, overlapped, compute and communication of a call that hides 90 % of what it can.
-    calls = (2.0, 1.0526315789, 1.0, 1.0)
-    speeds = (1.0, 1.0, 1.5, 1.5, 1.5)
-    rounds = [[seconds * speed for speed in speeds] for seconds in calls]
-    assert percent_by_round(*rounds) == pytest.approx(90.0, abs=0.1)
-    # By medians over all rounds, arms that were measured in other rounds do not belong together.
-    late = [rounds[0], rounds[1], [1.5, 1.5, 1.5, 1.5, 1.5], rounds[3]]
-    assert percent_by_round(*late) == pytest.approx(90.0, abs=0.1)
-
-
-def test_no_gain_is_zero_and_a_call_as_long_as_compute_is_all():
-    assert percent_by_round([2.0], [2.0], [1.0], [1.0]) == 0.0
-    assert percent_by_round([2.0], [1.0], [1.0], [1.0]) == 100.0
+def test_a_machine_that_changes_its_speed_does_not_distort_the_percent_of_ideal() -> None:
+    speeds = (1.0, 1.0, 2.0, 2.0, 1.5)
+    samples = {
+        "serial@dma": [2.0 * speed for speed in speeds],
+        "adaptive@dma": [1.25 * speed for speed in speeds],
+        "compute": [1.0 * speed for speed in speeds],
+        "communication": [1.0 * speed for speed in speeds],
+    }
+    truth = percent_of_ideal(2.0, 1.25, 1.0, 1.0)
+    assert percent_over_rounds(samples, "adaptive@dma", "serial@dma") == pytest.approx(truth)
+    # Another process disturbs compute in one round: its median is from a slower moment then.
+    samples["compute"][0] *= 3.0
+    medians = {name: sorted(values)[2] for name, values in samples.items()}
+    assert percent_of_ideal(*medians.values()) > 100.0
+    assert percent_over_rounds(samples, "adaptive@dma", "serial@dma") == pytest.approx(truth)

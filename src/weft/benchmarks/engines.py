@@ -1,4 +1,4 @@
-"""The parts of the host fabric by themselves: a copy on an engine, a wake-up by a signal."""
+"""Parts of the host fabric on their own: a copy on an engine, and a wake-up by a signal."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from weft.measure.launch import Report, launch
 COPY_BYTES = 16 << 20
 REPEAT = 60
 SLEEP = 2e-3
-"""How long the other side waits before it signals a sleeping waiter: far beyond any spinning."""
+"""Seconds before the signal to a sleeping waiter: long enough that it has stopped spinning."""
 SPIN = 20e-6
-"""The same for a spinning one: well before it would fall asleep."""
+"""Seconds before the signal to a spinning waiter: short enough that it does not sleep yet."""
 
 
 def run(report: Report) -> Result:
-    """A 16 MiB copy against memcpy; signal set to waiter running, asleep and spinning."""
+    """A 16 MiB copy against memcpy; the time from a signal until the waiter runs."""
     figures = launch(2, _measure, pin=False, report=report)[1]
     memcpy, copy = figures["memcpy"] * 1e3, figures["copy"] * 1e3
     asleep, spinning = figures["asleep"] * 1e6, figures["spinning"] * 1e6

@@ -1,5 +1,5 @@
-"""Kernels that communicate by themselves, beside the same work done in steps: embedding lookups +
-all-to-all, GEMV + all-reduce, GEMM + all-to-all; measured here, and simulated on MI300X."""
+"""Compares kernels that communicate by themselves with the same work in separate steps: embedding
+lookups + all-to-all, GEMV + all-reduce, GEMM + all-to-all. Measured here, simulated on MI300X."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ GEMV = ((2048, 2048), (4096, 4096))
 SMALL = (1024, 1024)
 BATCHES = (1, 8)
 SHARE = 0.3
-"""What an all-reduce takes of the GEMV on the paced link."""
+"""The time of the all-reduce on the paced link, as a share of the GEMV."""
 CALLS = {1024: 40, 2048: 40, 4096: 10}
-"""Calls in a row that make one sample of a GEMV, by K: so many that neither starting together nor
-what the arm before left in the cache counts."""
+"""The number of GEMV calls per sample, by K. It is large enough that neither the common start nor
+the cache contents of the previous arm matter."""
 REPEAT = 15
 M, N, K = 2048, 1024, 2048
 HEADERS = ("case", "arm", "ms", "of the first arm")
@@ -157,8 +157,8 @@ def _measure_gemv(report: Report, m: int, n: int, k: int) -> Medians:
         found = {name: seconds / calls for name, seconds in found.items()}
         if (k, n) == SMALL:
             return found
-        # An all-reduce of two ranks sends as many bytes as y has over each link, in one exchange or
-        # in two; what else it takes, to begin and to wake up, it takes on any link.
+        # An all-reduce of two ranks sends the bytes of y over each link, in one exchange or in two.
+        # Its other costs, such as starting and waking up, are the same on any link.
         share = SHARE * found["GEMV of torch"]
 
         def pace(besides: float) -> float:
@@ -218,7 +218,7 @@ def _measure_gemm(report: Report) -> Medians:
 
 
 def _simulated(rows: Rows, checks: list[Check]) -> None:
-    """Fused against serial, by the quicker of copy engines and cores, on 8 MI300X."""
+    """Fused against serial (the faster of copy engines and cores) on 8 MI300X, simulated."""
     least: dict[str, float] = {}
     for saving in savings(load("mi300x")):
         size, serial, fused = saving.size, saving.scenario.serial, saving.fused

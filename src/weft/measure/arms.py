@@ -1,8 +1,8 @@
-"""The arms of a measurement, one small adapter per operation: its compute alone, its communication
-alone, its call under a schedule, and plain torch over gloo. Inputs are this rank's, random.
+"""The arms of a measurement, per operation: its compute alone, its communication alone, its call
+under a schedule, and plain torch over gloo. Inputs are random.
 
-Communication alone is the serial call with nothing to multiply: no columns of w where rows are
-gathered first, an empty K where products are sent (their sums are part of communicating).
+Communication alone is the serial call with an empty product: w has no columns if rows are gathered
+first, and K is empty if products are sent. Sums of received products count as communication.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ SERIAL = "serial@dma"
 
 @dataclass(frozen=True)
 class Arms:
-    """What one rank does in each arm. plain: gloo and `torch.mm`, where rows are shared evenly."""
+    """The functions that one rank runs in each arm. plain: gloo and `torch.mm`; only if rows are
+    split evenly."""
 
     compute: Action
     communicate: Action
@@ -68,7 +69,7 @@ def arms_of(operation: Any, fabric: Fabric) -> Arms:
 
 
 class Maker:
-    """Makes random tensors of this rank."""
+    """Creates the tensors of this rank, with random values."""
 
     def __init__(self, fabric: Fabric, dtype: torch.dtype) -> None:
         self.fabric = fabric
@@ -191,5 +192,5 @@ def _operands(
 
 
 def _splits(splits: tuple[tuple[int, ...], ...], rank: int) -> tuple[list[int], list[int]]:
-    """How many rows a rank sends to each rank, and takes from each."""
+    """The rows that a rank sends to each rank, and those that it receives from each."""
     return list(splits[rank]), [sizes[rank] for sizes in splits]

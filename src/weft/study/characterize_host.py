@@ -1,9 +1,9 @@
-"""The losses of `weft.study.characterization`, measured on this host: real GEMMs, real copies.
+"""Measures the losses of `weft.study.characterization` on this host, with real GEMMs and copies.
 
-Two ranks, each with one compute thread on its own core. Copies go over a paced link on which
-gathering A would take as long as the GEMM, and last until the GEMM has ended. Arms take turns in
-every round, so that a slow moment of the machine hits all alike, and the lower quartile over the
-rounds is taken: what the machine does when nothing else disturbs it.
+There are two ranks, each with one compute thread on its own core. Copies use a paced link on which
+gathering A would take as long as the GEMM, and continue until the GEMM has ended. Arms take turns
+in every round, so that a slow moment of the machine affects all of them equally. The figures are
+lower quartiles over the rounds, which show the undisturbed machine.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ WORLD = 2
 REPEAT = 7
 WARM_UP = 2
 SAMPLE = 10e-3
-"""A GEMM is repeated until a sample takes this long: below, it would be over before the system's
-scheduler has let an engine run that wants the same core."""
+"""A GEMM is repeated until a sample takes this long. A shorter sample would end before the
+operating system lets an engine run that needs the same core."""
 COPIES = 16
-"""Copies that take as long as a sample alone."""
+"""The number of copies that together take as long as a sample alone."""
 
 Arm = Callable[[], float]
-"""Runs once on all ranks, and gives the seconds of this rank's GEMMs."""
+"""Runs once on all ranks and returns the seconds of this rank's GEMMs."""
 
 
 def characterize_host(
     shapes: Sequence[Shape] | None = None, repeat: int = REPEAT, report: Report | None = None
 ) -> Characterization:
-    """Measures the losses of shapes, by default of `GRID`, on this host."""
+    """Measures the losses of shapes (default: `GRID`) on this host."""
     shapes = shapes_of(GRID, "float32") if shapes is None else shapes
     found: list[Character] = launch(WORLD, _measure, list(shapes), repeat, report=report)[0]
     title = f"this host, {WORLD} ranks of one thread"
@@ -77,7 +77,7 @@ def _measure(report: Report, shapes: list[Shape], repeat: int) -> list[Character
 
 
 def _rounds(arms: dict[str, Arm], repeat: int) -> dict[str, list[float]]:
-    """Seconds of every arm in every round, the slowest rank's; collective."""
+    """The seconds of every arm in every round, of the slowest rank. Collective."""
     names = list(arms)
     samples: dict[str, list[float]] = {name: [] for name in names}
     for number in range(-WARM_UP, repeat):
