@@ -32,7 +32,6 @@ def test_the_example_runs_under_torchrun(tmp_path):
 
 def test_the_figures_are_those_of_the_last_benchmarks():
     from generate import benchmarks as page
-
     from weft import benchmarks
 
     made = page.documents(ROOT / "docs", benchmarks.names())

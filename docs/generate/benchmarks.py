@@ -23,8 +23,8 @@ BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 INTRODUCTION = """\
 # Benchmarks
 
-Every figure that weft promises, with its target, and whether the target is kept. This page is written
-by a command; do not edit it.
+Every figure that weft promises, with its target, and whether the target is kept. This page is
+written by a command; do not edit it.
 
 ```sh
 weft bench all --write docs                # measure everything, then write this page
@@ -32,17 +32,17 @@ weft bench overlap fused --write docs      # measure some; the other sections st
 python docs/generate/benchmarks.py         # write the page again from the stored results
 ```
 
-Each section says when and where it was measured. A `+` behind a commit means that the source had
+Each section names when and where it was measured. A `+` behind a commit means that the source had
 changes that were not committed. The results are stored beside this page, as `benchmarks/NAME.json`.
-`network` needs root and iproute2; `collectives` compares with MPICH if mpi4py is installed. The other
-benchmarks need only weft. Times are medians of interleaved arms of one run.
+`network` needs root and iproute2; `collectives` compares with MPICH if mpi4py is installed. The
+other benchmarks need only weft. Times are medians of interleaved arms of one run.
 
 **Share of the possible gain** (`% of ideal` in tables) is 0 % for the time of `serial`, which does
 not overlap, and 100 % for the longer of compute alone and communication alone:
 (serial / time - 1) / (serial / ideal - 1).
 
-Further figures have pages of their own: [how near the simulator is to measurements](fidelity.md), and
-[how often `auto` is right](heuristic.md#the-split-what-it-was-built-on-and-what-judges-it).
+Further figures have pages of their own: [how near the simulator is to measurements](fidelity.md),
+and [how often `auto` is right](heuristic.md#the-split-what-it-was-built-on-and-what-judges-it).
 """
 
 Stored = Mapping[str, Any]

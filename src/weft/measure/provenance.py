@@ -38,7 +38,9 @@ def _commit(folder: Path) -> str | None:
     """The short hash of the checked out commit, with `+` if tracked Python or C++ files differ."""
     try:
         found = _git(folder, "rev-parse", "--short=10", "HEAD")
-        changed = _git(folder, "status", "--porcelain", "--untracked-files=no", "--", "*.py", "*.cpp")
+        changed = _git(
+            folder, "status", "--porcelain", "--untracked-files=no", "--", "*.py", "*.cpp"
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     return found + ("+" if changed else "")
