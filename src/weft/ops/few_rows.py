@@ -119,10 +119,12 @@ def _more_arguments(
     both: Arguments, inputs: list[object], out: object, scale: object
 ) -> Arguments | None:
     for optional in (out, scale):
-        if optional is not None and (type(optional) not in _PLAIN or not optional.is_cpu):  # type:
-        ignore[attr-defined] return None if out is not None and differentiated([*inputs, out]):
-        return None options = [None if optional is None else layout(optional) for optional in (out,
-        scale)] return (*both, *options)
+        if optional is not None and (type(optional) not in _PLAIN or not optional.is_cpu):  # type: ignore[attr-defined]
+            return None
+    if out is not None and differentiated([*inputs, out]):
+        return None
+    options = [None if optional is None else layout(optional) for optional in (out, scale)]
+    return (*both, *options)
 
 
 def remember(

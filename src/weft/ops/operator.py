@@ -104,13 +104,19 @@ def register(operator: Operator) -> Operator:
     """Registers an operator with torch and with the rest of weft."""
     _operators[operator.name] = operator
     if operator.schema:
-        name, define = operator.name, library.define define(operator.schema)  # type:
-        ignore[no-untyped-call] # For tensors of any device: the fabric of the device carries out
-        the call. library.impl(name, operator.kernel, "CompositeExplicitAutograd")  # type:
-        ignore[no-untyped-call] torch.library.register_fake(f"weft::{name}", operator.fake,
-        lib=library) if operator.backward is not None: torch.library.register_autograd(
-        f"weft::{name}", operator.backward, setup_context=operator.setup_context, lib=library, )
-        return operator
+        name, define = operator.name, library.define
+        define(operator.schema)  # type: ignore[no-untyped-call]
+        # For tensors of any device: the fabric of the device carries out the call.
+        library.impl(name, operator.kernel, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+        torch.library.register_fake(f"weft::{name}", operator.fake, lib=library)
+        if operator.backward is not None:
+            torch.library.register_autograd(
+                f"weft::{name}",
+                operator.backward,
+                setup_context=operator.setup_context,
+                lib=library,
+            )
+    return operator
 
 
 def operators() -> dict[str, Operator]:

@@ -87,7 +87,9 @@ class Auto:
             assert observer is not None
             refuses = getattr(made, "refuses", None)
             if refuses is None or refuses(self.forced.schedule) is None:
-                return Decision(AUTO, AUTO, None, "", self.forced.in_header, lambda s: observer(made, s))
+                return Decision(
+                    AUTO, AUTO, None, "", self.forced.in_header, lambda s: observer(made, s)
+                )
         found = self._settled.get(key)
         if found is not None:
             return found
@@ -101,7 +103,12 @@ class Auto:
             observe, share = guard.observe, guard.work / max(work, 1)
             if share != 1.0:
                 return Decision(
-                    AUTO, AUTO, None, "", guard.next.in_header, lambda seconds: observe(seconds * share)
+                    AUTO,
+                    AUTO,
+                    None,
+                    "",
+                    guard.next.in_header,
+                    lambda seconds: observe(seconds * share),
                 )
             return Decision(AUTO, AUTO, None, "", guard.next.in_header, observe)
         decision = self._settled[key] = Decision(AUTO, AUTO, None, "", guard.choice.in_header)
