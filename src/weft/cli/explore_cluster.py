@@ -210,7 +210,7 @@ def show_scaling(result: Scaling) -> None:
     for scaling in SCALINGS:
         points = result.of(scaling)
         if points:
-            title = f"{scaling} scaling: {points[-1].said}"
+            title = f"{scaling} scaling: {points[-1].description}"
             if scaling == "strong":
                 title += f" on {nodes_text(points[-1].nodes)}"
             drawn = table(HEADERS, rows_of(points), title=title, width=console.width)
