@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from weft import plugins as _plugins
 from weft.collectives import (
     Handle,
     all_gather,
@@ -28,8 +29,9 @@ from weft.ops.matmul_all_to_all import matmul_all_to_all
 from weft.ops.matmul_reduce_scatter import matmul_reduce_scatter
 from weft.run.explain import Explanation, explain
 from weft.run.record import Recording, record
+from weft.run.session import of as _session_of
 from weft.schedule import Schedule
-from weft.select import host as _host
+from weft.select import this_host as _this_host
 from weft.select.auto import of as _auto_of
 from weft.select.tune import tune
 from weft.timeline import Span, Timeline
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
     from weft import nn
-    from weft.fabric import HostFabric
+    from weft.fabric import Fabric
     from weft.machine import Machine
     from weft.nn import compile, symm_mem_compat
 
@@ -52,7 +54,7 @@ def __getattr__(name: str) -> object:
     return module if name == "nn" else getattr(module, name)
 
 
-def _calibrate(fabric: HostFabric) -> Machine:
+def _calibrate(fabric: Fabric) -> Machine:
     """Describes this machine with the ranks of a group, quickly, and keeps it for later."""
     from weft.measure.calibration import QUICK, here, keep
 
@@ -65,7 +67,7 @@ def _calibrate(fabric: HostFabric) -> Machine:
     return machine
 
 
-_host.calibrator = _calibrate
+_this_host.calibrator = _calibrate
 
 
 def symmetric_empty(
@@ -80,7 +82,7 @@ def symmetric_empty(
     sizes: list[int] = []
     for size in shape:
         sizes.extend([size] if isinstance(size, int) else size)
-    return _fabric_of(group).symmetric_empty(sizes, dtype or torch.get_default_dtype())
+    return _fabric_of(group).memory.empty(sizes, dtype or torch.get_default_dtype())
 
 
 def configure(
@@ -108,8 +110,10 @@ def configure(
     if link is not None:
         fabric.set_link(Link.parse(link) if isinstance(link, str) else link)
     if select is not None:
-        _auto_of(fabric).set_mode(select)
+        _auto_of(_session_of(fabric)).set_mode(select)
 
+
+_plugins.load()
 
 __all__ = [
     "Cancelled",

@@ -17,7 +17,8 @@ import torch.distributed as dist
 
 from weft.benchmarks import Check, Result, part
 from weft.fabric import Link, of
-from weft.fabric.group import GroupFabric
+from weft.fabric.group.several_machines import SeveralMachines
+from weft.fabric.processes import ProcessFabric
 from weft.measure.arms import Arms, arms_of
 from weft.measure.hosts import Hosts, Wire, pace_own, together
 from weft.measure.launch import Report, launch
@@ -131,8 +132,10 @@ def _two_levels(report: Report, name: str) -> dict[str, float]:
     operation = find(name).of(M // 2, N // 2, K, 4)
     world, everyone = dist.group.WORLD, dist.new_group(list(range(4)))
     fabrics = {"flat": of(everyone), "two levels": of(world)}
-    assert isinstance(fabrics["flat"], GroupFabric)
-    fabrics["flat"].levels = 1
+    flat = fabrics["flat"]
+    assert isinstance(flat, ProcessFabric)
+    assert isinstance(flat.reach, SeveralMachines)
+    flat.reach.levels = 1
     random = torch.Generator().manual_seed(dist.get_rank())
     gathers = name == "all_gather_matmul"
     x = torch.randn(operation.rows[0] if gathers else operation.m, K, generator=random)

@@ -28,9 +28,9 @@ def _version(
     version: bool = typer.Option(False, "--version", help="Print the version and stop."),
 ) -> None:
     if version:
-        from weft.fabric import _native
+        from weft.fabric import VERSION
 
-        typer.echo(f"weft {_native.VERSION}")
+        typer.echo(f"weft {VERSION}")
         raise typer.Exit
 
 

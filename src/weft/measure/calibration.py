@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from weft.fabric import HostFabric, of
+from weft.fabric import Fabric, of
 from weft.machine import Machine, calibrated
 from weft.measure import probes
 from weft.measure.describe import MEBIBYTE, TURN, Figures, describe, to_toml
@@ -76,7 +76,7 @@ def _on_rank(report: Report, level: Level) -> Machine:
     return here(of(None), level, report)
 
 
-def here(fabric: HostFabric, level: Level, report: Report | None = None) -> Machine:
+def here(fabric: Fabric, level: Level, report: Report | None = None) -> Machine:
     """Measures with the ranks of a group. Collective; all ranks return the same machine."""
     with fabric.lock:
         figures = [measure(fabric, level, report or (lambda share, text: None))]
@@ -86,7 +86,7 @@ def here(fabric: HostFabric, level: Level, report: Report | None = None) -> Mach
     return describe(figures[0])
 
 
-def measure(fabric: HostFabric, level: Level, report: Report) -> Figures:
+def measure(fabric: Fabric, level: Level, report: Report) -> Figures:
     """Runs every probe. Collective."""
     few = level.few
     report(0.0, "copies")
@@ -131,7 +131,7 @@ def keep(machine: Machine, level: Level, target: Path | None = None) -> Path:
     return calibrated.write(target or calibrated.path(), to_toml(machine, level.name))
 
 
-def _num_cores(fabric: HostFabric) -> int:
+def _num_cores(fabric: Fabric) -> int:
     """The number of cores that the ranks of the group use."""
     sets: list[set[int]] = [set()] * fabric.world
     dist.all_gather_object(sets, os.sched_getaffinity(0), group=fabric.group)

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from weft.fabric import _native
+from weft.fabric.host.probe import MOST_RANKS
 from weft.machine import (
     Compute,
     Cores,
@@ -94,9 +94,9 @@ def describe(figures: Figures) -> Machine:
             crowding=0.0,
             crowding_units=1,
         ),
-        links=Links("mesh", _native.MAX_WORLD, remote, remote, remote * _native.MAX_WORLD, 0.0),
+        links=Links("mesh", MOST_RANKS, remote, remote, remote * MOST_RANKS, 0.0),
         engines=Engines(
-            count=_native.MAX_WORLD,
+            count=MOST_RANKS,
             bandwidth=remote,
             local_bandwidth=local,
             command=0.0,

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from weft.ops.common import group_name, resolve_group
+from weft.ops.operands import group_name, resolve_group
 
 SERIAL = "serial@dma"
 

@@ -16,7 +16,8 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from weft.fabric import HostFabric, Link, _native
+from weft.fabric import Fabric, Link
+from weft.fabric.host.probe import EngineCopies, Strip, look_at_counters, round_trip
 from weft.ops.all_gather_matmul import all_gather_matmul
 from weft.plan.adaptive import largest_run, merged
 from weft.plan.all_gather_matmul import AllGatherMatmul
@@ -46,7 +47,7 @@ def quartile(samples: Sequence[float]) -> float:
     return sorted(samples)[(len(samples) - 1) // 4]
 
 
-def everywhere(fabric: HostFabric, seconds: float) -> float:
+def everywhere(fabric: Fabric, seconds: float) -> float:
     """The mean over all ranks of the group. Collective."""
     value = torch.tensor(seconds, dtype=torch.float64)
     dist.all_reduce(value, group=fabric.group)
@@ -54,7 +55,7 @@ def everywhere(fabric: HostFabric, seconds: float) -> float:
 
 
 def gemm_seconds(
-    fabric: HostFabric,
+    fabric: Fabric,
     points: Sequence[Gemm],
     rounds: int,
     budget: float,
@@ -108,9 +109,9 @@ def _mean(run: Callable[[], object], repeat: int) -> float:
 class Pull:
     """Copies on this rank's engine, from the next rank's memory or within its own."""
 
-    def __init__(self, fabric: HostFabric, local: bool = False) -> None:
+    def __init__(self, fabric: Fabric, local: bool = False) -> None:
         self.fabric = fabric
-        self.source = fabric.symmetric_empty((POOL,), torch.uint8)
+        self.source = fabric.memory.empty((POOL,), torch.uint8)
         self.source.fill_(1)
         self.target = torch.zeros(POOL, dtype=torch.uint8)
         self.peer = fabric.rank if local else (fabric.rank + 1) % fabric.world
@@ -126,29 +127,17 @@ class Pull:
         """Queues `count` copies of `size` bytes. Returns (start, end) of each copy, and the core
         time of the engine. `beside` is called while they run; without it, this thread sleeps.
         Collective."""
-        fabric, native = self.fabric, self.fabric.native
+        fabric = self.fabric
         row, pitch = (size, size) if row_bytes is None else (row_bytes, 4 * row_bytes)
         rows = size // row
-        program, span = _native.Program(), pitch * rows
-        for number in range(count):
-            offset = number * span % (POOL - span + 1)
-            here = (self.peer, 1 if self.peer == fabric.rank else 0, offset, pitch)
-            there = (fabric.rank, 0, offset, pitch)
-            program.add(self.peer, number, holds_core, here, there, rows, row, [], number, [])
-        call, deadline = fabric.next_call(), fabric.deadline_ns()
+        span = pitch * rows
+        strips = [
+            Strip(number * span % (POOL - span + 1), rows, row, pitch) for number in range(count)
+        ]
+        copies = EngineCopies(fabric, self.peer, self.source, self.target, strips, holds_core)
         dist.barrier(group=fabric.group)
-        native.enter(call, 0, [native.offset_of(self.source.data_ptr())], b"")
-        fabric.wait(lambda: native.agree(call, [], deadline), "calibrate", "the ranks")
-        pointers = [self.target.data_ptr(), self.source.data_ptr()]
-        start, own = time.process_time(), time.thread_time()
-        flight = native.launch(program, call, deadline, pointers, [0] * fabric.world, True)
-        if beside is not None:
-            beside()
-        fabric.wait(lambda: native.finish(flight), "calibrate", "the copies")
-        busy = time.process_time() - start - (time.thread_time() - own)
-        native.done(call)
-        fabric.wait(lambda: native.wait_released(call, deadline), "calibrate", "the ranks")
-        return sorted((begin / 1e9, end / 1e9) for _, begin, end in flight.spans), busy
+        copied = copies.run(beside or (lambda: None), record=True)
+        return copied.spans, copied.busy
 
 
 def copy_seconds(pull: Pull, size: int, rounds: int, row_bytes: int | None = None) -> float:
@@ -175,7 +164,7 @@ class Paced(NamedTuple):
     slice: float  # how long a thread keeps the core while a spinning engine waits for it
 
 
-def paced_copies(fabric: HostFabric, turn: float, rounds: int) -> Paced:
+def paced_copies(fabric: Fabric, turn: float, rounds: int) -> Paced:
     """Copies on a slow link, in turns of `turn` seconds. Restores the link at the end."""
     before, pull = fabric.link, Pull(fabric)
     bandwidth, turns = 1e8, 10
@@ -214,7 +203,7 @@ def _stretches(seconds: float) -> list[float]:
     return stretches
 
 
-def permute_seconds(fabric: HostFabric, size: int, rounds: int) -> float:
+def permute_seconds(fabric: Fabric, size: int, rounds: int) -> float:
     """The seconds of copying a region within the rank, right after its source was written."""
     source, target = torch.ones(size // 4), torch.empty(size // 4)
     run = lambda: target.copy_(source)  # noqa: E731
@@ -222,42 +211,29 @@ def permute_seconds(fabric: HostFabric, size: int, rounds: int) -> float:
     return everywhere(fabric, quartile([_mean(run, repeat) for _ in range(rounds)]))
 
 
-def signal_seconds(fabric: HostFabric, rounds: int) -> float:
+def signal_seconds(fabric: Fabric, rounds: int) -> float:
     """The seconds from a signal until a spinning peer sees it: half of a round trip."""
     if fabric.world == 1:
         return 0.0
-    native, program, samples = fabric.native, _native.Program(), []
+    samples = []
     for _ in range(rounds):
-        call = fabric.next_call()
         dist.barrier(group=fabric.group)
-        native.enter(call, 0, [], b"")
-        flight = native.launch(program, call, fabric.deadline_ns(), [], [], False)
-        if fabric.rank == 0:
-            native.wait(flight, 1, 0)
-            start = time.perf_counter()
-            native.signal(call, 0, [])
-            native.wait(flight, 1, 1)
-            samples.append((time.perf_counter() - start) / 2.0)
-        elif fabric.rank == 1:
-            native.signal(call, 0, [])
-            native.wait(flight, 0, 0)
-            native.signal(call, 1, [])
-        native.done(call)
+        seconds = round_trip(fabric)
+        if seconds is not None:
+            samples.append(seconds / 2.0)
     own = torch.tensor(quartile(samples) if samples else 0.0, dtype=torch.float64)
     dist.broadcast(own, dist.get_global_rank(fabric.group, 0), group=fabric.group)
     return own.item()
 
 
-def decision_seconds(fabric: HostFabric, rounds: int) -> float:
+def decision_seconds(fabric: Fabric, rounds: int) -> float:
     """The seconds of reading counters and choosing the next GEMM, with half of the chunks ready."""
     operation = AllGatherMatmul.of(64, 16, 16, 2)
     tasks = operation.lower(Schedule.parse("adaptive:16@dma")).tasks
     loose = [t for t in tasks if isinstance(t, Matmul) and t.merge is not None and t.rank == 0]
-    counters = [(fabric.rank, number) for number in range(len(loose))]
 
     def decide() -> None:
-        fabric.native.doorbell()
-        fabric.native.reached(fabric.call, counters)
+        look_at_counters(fabric, len(loose))
         merged(largest_run(loose[::2]))
 
     return everywhere(fabric, quartile([_mean(decide, 20) for _ in range(rounds)]))
@@ -271,10 +247,10 @@ class CallTimes(NamedTuple):
     wake: float  # from a signal until the engine, or compute that waits for one, runs
 
 
-def call_seconds(fabric: HostFabric, rounds: int) -> CallTimes:
+def call_seconds(fabric: Fabric, rounds: int) -> CallTimes:
     """Measures tiny calls with few and many tasks, with and without engines."""
     few, many, size = 1, 32, 16
-    x = fabric.symmetric_empty((many, size), torch.float32)
+    x = fabric.memory.empty((many, size), torch.float32)
     x.fill_(1.0)
     w = torch.ones(size, size)
     out = torch.empty(fabric.world * many, size)

@@ -32,7 +32,7 @@ class AllGather:
         sizes = [int(s) for s in size]
         if device.type != "cpu" or math.prod(sizes) * dtype.itemsize < 1 << 16:
             return torch.empty(sizes, dtype=dtype, device=device)
-        return of(self._group).symmetric_empty(sizes, dtype)
+        return of(self._group).memory.empty(sizes, dtype)
 
     def __call__(
         self,

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
-from weft.ops.common import as_rows
+from weft.ops.operands import as_rows
 
 
 def gathered_linear(

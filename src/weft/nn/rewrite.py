@@ -16,7 +16,7 @@ from torch.fx.node import map_arg
 from weft import fabric as fabrics
 from weft.errors import Error
 from weft.nn.following import aten, fixed, value
-from weft.ops.common import resolve_group
+from weft.ops.operands import resolve_group
 
 
 def call(graph: Graph, target: Any, *args: Any, **kwargs: Any) -> Node:

@@ -28,7 +28,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from weft.errors import Unsupported
 from weft.nn.linear import gathered_linear, replicated_linear, shared_bias
-from weft.ops.common import group_name
+from weft.ops.operands import group_name
 from weft.schedule import Schedule
 
 

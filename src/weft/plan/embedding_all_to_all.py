@@ -3,9 +3,9 @@ of all tables for its share of the batch. What a recommendation model (DLRM) doe
 
 A lookup writes a bag's pooled rows wherever it is told, so a serial or chunked schedule needs no
 packing: lookups fill `partial`, and copies bring its rows to their columns of y. From inside the
-kernel (`fused`) there is no `partial` either: workers store pooled rows straight into the y of the
-rank that needs them. They go table by table, for a table's rows and pages are found again in the
-caches of data and addresses while it is at hand; of each table, what is for peers comes first.
+kernel (`in-kernel`) there is no `partial` either: workers store pooled rows straight into the y of
+the rank that needs them. They go table by table, so that a table's rows and pages are still in the
+caches of data and addresses; of each table, what is for peers comes first.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class EmbeddingAllToAll:
         if schedule.cut == "columns":
             return "a chunk is a slice of the batch, for that is what another rank needs"
         if schedule.engine == "direct" and schedule.fusion != "kernel":
-            return "lookups that store into peers' memory are one kernel: fused@direct"
+            return "lookups that store into peers' memory are one kernel: in-kernel@direct"
         return None
 
     def lower(self, schedule: Schedule) -> Plan:

@@ -80,13 +80,7 @@ class GatherContract:
 
     def refuses(self, schedule: Schedule) -> str | None:
         """Why this operation has no plan for a schedule that others have one for."""
-        if schedule.serial:
-            return None
-        if schedule.fusion == "adaptive":
-            return "gathered along K, the order of sums would depend on which rows arrive first"
-        if schedule.fusion == "fused" or schedule.cut == "columns":
-            return "gathered along K, every chunk adds to the whole result, so it has its own GEMM"
-        return None
+        return refuses(schedule)
 
     def lower(self, schedule: Schedule) -> Plan:
         return lower(self, schedule)
@@ -95,6 +89,17 @@ class GatherContract:
         for rank in range(self.world):
             for index, n in enumerate(self.columns[rank]):
                 _check(self, contents, rank, index, n)
+
+
+def refuses(schedule: Schedule) -> str | None:
+    """Why what is gathered along K has no plan for a schedule; None where it has one."""
+    if schedule.serial:
+        return None
+    if schedule.fusion == "adaptive":
+        return "gathered along K, the order of sums would depend on which rows arrive first"
+    if schedule.fusion == "fused" or schedule.cut == "columns":
+        return "gathered along K, every chunk adds to the whole result, so it has its own GEMM"
+    return None
 
 
 @lru_cache(maxsize=64)

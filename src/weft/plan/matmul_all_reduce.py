@@ -1,7 +1,7 @@
 """Matmul then all-reduce: Y = sum over ranks of X @ W, on every rank, with K cut over ranks.
 
 The rows are shared out: each rank adds its own as in a reduce-scatter, and passes the sums on. Of
-few rows there are not enough for all ranks: `fused` and `serial` then share out columns.
+few rows there are not enough for all ranks: `in-kernel` and `serial` then share out columns.
 """
 
 from __future__ import annotations

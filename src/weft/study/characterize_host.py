@@ -16,7 +16,8 @@ from math import ceil
 import torch
 import torch.distributed as dist
 
-from weft.fabric import HostFabric, Link, _native, of
+from weft.fabric import Fabric, Link, of
+from weft.fabric.host.probe import EngineCopies, Strip
 from weft.measure.launch import Report, launch
 from weft.operation import ITEM_BYTES
 from weft.study.characterization import (
@@ -91,8 +92,8 @@ def _rounds(arms: dict[str, Arm], repeat: int) -> dict[str, list[float]]:
     return {name: row.tolist() for name, row in zip(names, own, strict=True)}
 
 
-def _arms(fabric: HostFabric, shape: Shape) -> tuple[dict[str, Arm], int]:
-    """The arms for a shape, and the number of GEMMs in a sample."""
+def _arms(fabric: Fabric, shape: Shape) -> tuple[dict[str, Arm], int]:
+    """What takes turns for a shape, and how many GEMMs a sample of each has."""
     dtype: torch.dtype = getattr(torch, shape.dtype)
     random = torch.Generator().manual_seed(fabric.rank)
     a = torch.randn(shape.m, shape.k, generator=random).to(dtype)
@@ -136,31 +137,20 @@ def _arms(fabric: HostFabric, shape: Shape) -> tuple[dict[str, Arm], int]:
     return arms, times
 
 
-def _beside(fabric: HostFabric, sample: Arm, num_bytes: int, link: Link, holds_core: bool) -> Arm:
-    """A sample while this rank's engine copies from the other rank over a paced link."""
-    native, rank = fabric.native, fabric.rank
-    peer = (rank + 1) % fabric.world
+def _beside(fabric: Fabric, sample: Arm, num_bytes: int, link: Link, holds_core: bool) -> Arm:
+    """A sample while this rank's engine pulls from the other rank over a paced link."""
     size = max(1, num_bytes // COPIES)
-    source = fabric.symmetric_empty((size * COPIES,), torch.uint8)
+    source = fabric.memory.empty((size * COPIES,), torch.uint8)
     source.fill_(1)
     target = torch.empty(size * COPIES, dtype=torch.uint8)
-    program = _native.Program()
-    for number in range(round(LONGER * COPIES)):
-        offset = number % COPIES * size
-        here, there = (peer, 0, offset, size), (rank, 0, offset, size)
-        program.add(peer, number, holds_core, here, there, 1, size, [], -1, [])
+    strips = [
+        Strip(number % COPIES * size, 1, size, size) for number in range(round(LONGER * COPIES))
+    ]
+    peer = (fabric.rank + 1) % fabric.world
+    copies = EngineCopies(fabric, peer, source, target, strips, holds_core)
 
     def run() -> float:
         fabric.set_link(link)
-        call, deadline = fabric.next_call(), fabric.deadline_ns()
-        native.enter(call, 0, [native.offset_of(source.data_ptr())], b"")
-        fabric.wait(lambda: native.agree(call, [], deadline), "characterize", "the ranks")
-        signatures = [0] * fabric.world
-        flight = native.launch(program, call, deadline, [target.data_ptr()], signatures, False)
-        seconds = sample()
-        fabric.wait(lambda: native.finish(flight), "characterize", "the copies")
-        native.done(call)
-        fabric.wait(lambda: native.wait_released(call, deadline), "characterize", "the ranks")
-        return seconds
+        return copies.run(sample).beside
 
     return run
