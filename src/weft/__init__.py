@@ -55,7 +55,7 @@ def __getattr__(name: str) -> object:
 
 
 def _calibrate(fabric: Fabric) -> Machine:
-    """Describes this machine with the ranks of a group, quickly, and keeps it for later."""
+    """Calibrates this machine quickly with the ranks of a group, and saves the description."""
     from weft.measure.calibration import QUICK, here, keep
 
     machine = here(fabric, QUICK)

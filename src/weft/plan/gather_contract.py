@@ -79,7 +79,7 @@ class GatherContract:
         return replace(self, rows=(m,), taken=(((0, m),),), columns=self.columns[:1])
 
     def refuses(self, schedule: Schedule) -> str | None:
-        """Why this operation has no plan for a schedule that others have one for."""
+        """The reason why this operation cannot have a schedule, or None if it can."""
         return refuses(schedule)
 
     def lower(self, schedule: Schedule) -> Plan:
@@ -92,7 +92,7 @@ class GatherContract:
 
 
 def refuses(schedule: Schedule) -> str | None:
-    """Why what is gathered along K has no plan for a schedule; None where it has one."""
+    """The reason why a gather along K cannot have a schedule, or None if it can."""
     if schedule.serial:
         return None
     if schedule.fusion == "adaptive":
@@ -104,7 +104,7 @@ def refuses(schedule: Schedule) -> str | None:
 
 @lru_cache(maxsize=64)
 def lower(operation: GatherContract, schedule: Schedule) -> Plan:
-    """The plan of all ranks for a schedule; refuses what cannot be, with the reason."""
+    """The plan of all ranks; raises `Unsupported` with the reason if the schedule is impossible."""
     refuse_impossible(schedule, operation.refuses(schedule))
     builder = Builder(operation, schedule)
     depth = DEPTH if schedule.depth is None else max(schedule.depth, 1)

@@ -1,7 +1,8 @@
 """Matmul then all-reduce: Y = sum over ranks of X @ W, on every rank, with K cut over ranks.
 
-The rows are shared out: each rank adds its own as in a reduce-scatter, and passes the sums on. Of
-few rows there are not enough for all ranks: `in-kernel` and `serial` then share out columns.
+The rows are distributed: each rank adds its own rows, as in a reduce-scatter, and sends the sums to
+all ranks. With few rows there are not enough for all ranks. Then `in-kernel` and `serial`
+distribute columns instead.
 """
 
 from __future__ import annotations
