@@ -1,4 +1,4 @@
-"""`weft explore`: simulate schedules of an operation on a machine, yours or one you do not have."""
+"""`weft explore`: simulates the schedules of an operation on any machine."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from weft.study.scenarios import Shape, ficco, from_csv
 from weft.timeline import Timeline
 
 SETS = {"ficco": ficco}
-"""Scenarios that ship as data, by name."""
+"""The scenarios that come with weft, by name."""
 
-# Headers in two lines leave room for the names of schedules in 100 columns.
+# Two-line headers leave room for the names of schedules in 100 columns.
 _MANY = (
     *("id", "comp.", "comm.", "serial", "ideal", "best schedule", "gain"),
     *("of\nideal", "shard-\np2p", "adap-\ntive"),
@@ -167,7 +167,7 @@ def explore(
 
 
 def show(found: Exploration) -> None:
-    """A row per scenario; for a single one, a row per schedule with its losses."""
+    """Prints one row per scenario; for a single scenario, one row per schedule with its losses."""
     if len(found.scenarios) > 1:
         caption = (
             f"Milliseconds on {found.world} x {found.machine.name}, simulated: compute and "
@@ -240,7 +240,7 @@ def _shapes(
 
 
 def _check_any(scenario: Scenario) -> None:
-    """At least one schedule must fit the machine."""
+    """Raises unless at least one schedule fits the machine."""
     if not scenario.outcomes:
         raise Unsupported(f"{scenario.shape.label}: {scenario.refused[0][1]}")
 
