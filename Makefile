@@ -4,7 +4,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-NATIVE := $(wildcard native/*.cpp native/*.h) native/CMakeLists.txt
+NATIVE := $(filter-out native/tests/%, $(wildcard native/*.* native/*/*.cpp native/*/*.h native/*/*.inc))
 
 .PHONY: demo test check setup clean
 
