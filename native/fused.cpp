@@ -225,7 +225,7 @@ Outcome Repeat::start(Fabric& fabric, uint64_t call, int64_t patience, const Ope
   fabric_ = &fabric;
   call_ = call;
   fabric.enter(call, signature_, {inbox_offset, y_offset}, blob_);
-  run_.emplace(fabric, kernel_, kernels_, call, now_ns() + patience,
+  run_.emplace(fabric, kernel_, kernels_, call, later(now_ns(), patience),
                std::vector<char*>{nullptr, nullptr, y, partial_.data(), inbox}, signatures_, operands,
                false);
   return go();

@@ -4,7 +4,6 @@
 #include <sys/prctl.h>
 
 #include <algorithm>
-#include <cstring>
 
 #include "moving.h"
 
@@ -178,7 +177,7 @@ bool Messages::deliver_kept(int source) {
     }
     asked->total = (*it)->total;
     const bool fits = asked->bytes == asked->total;
-    if (fits) std::memcpy(asked->data, (*it)->kept.data(), asked->bytes);
+    if (fits) move(asked->data, (*it)->kept.data(), asked->bytes, false);
     receives_.remove(asked);
     end(*asked, {fits ? Code::ok : Code::disagree, source});
     it = kept.erase(it);
