@@ -1,9 +1,9 @@
 """PyTorch's own suite of torch.distributed on the backend "weft": `make conformance` runs it.
 
 The suite is the one that PyTorch ships (`torch.testing._internal.distributed.distributed_test`). It
-knows PyTorch's backends by name, and leaves out what each of them cannot do. Here it is told that weft
-can do what gloo and MPI can on CPUs; nothing else in it is changed. It is no part of the ordinary
-tests, for it takes many minutes: most tests start four processes (WORLD_SIZE) of their own.
+knows PyTorch's backends by name, and leaves out what each of them cannot do. Here it is told that
+weft can do what gloo and MPI can on CPUs; nothing else in it is changed. It is no part of the
+ordinary tests, for it takes many minutes: each test starts four processes (WORLD_SIZE) of its own.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def test_a_descriptor_is_closed_when_its_memory_cannot_be_mapped():
 
 
 HEADER = struct.Struct("<Q16QI")
-"""What stands at the start of a header: its signature, where buffers are, how long its words are."""
+"""The start of a header: its signature, where its buffers are, and how long its words are."""
 HEADER_BYTES = HEADER.size + 4 + _native.MAX_BLOB
 
 

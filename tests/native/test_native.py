@@ -1,8 +1,8 @@
 """The native parts by themselves: native/tests, built here and run.
 
-The build also links everything in one piece with type checking across files, so that two types of one
-name, which are undefined behaviour, are an error (`-Wodr`). `make native-test` does the same and shows
-every test; `make sanitize` runs them under sanitizers.
+The build also compares the types of all files when it links them (`-Wodr`): two types of one name,
+which are undefined behaviour, are an error. `make native-test` does the same and shows every test;
+`make sanitize` runs them under sanitizers.
 """
 
 from __future__ import annotations

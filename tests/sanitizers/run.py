@@ -1,7 +1,7 @@
-"""Runs tests under sanitizers: `make sanitize`, or `python tests/sanitizers/run.py address [pytest's
-arguments]`.
+"""Runs tests under sanitizers: `make sanitize`. With `address` or `thread` as its first argument it
+runs one of them only; further arguments say what pytest is to run.
 
-Three builds of the native part, each in a folder of its own (build/sanitize/NAME), so that the
+Two builds of the native part, each in a folder of its own (build/sanitize/NAME), so that the
 ordinary one is left alone:
 
     address   address and undefined behaviour; leaks are looked for in the native tests only, for
