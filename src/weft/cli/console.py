@@ -14,9 +14,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from weft.errors import Unsupported, nearest
 from weft.fabric.link import TOPOLOGIES, Topology
+from weft.measure.launch import Report
 from weft.operation import ITEM_BYTES
 from weft.schedule import Schedule
-from weft.study.launch import Report
 
 WIDTH = 100
 

@@ -10,8 +10,8 @@ from typing import ClassVar
 
 from weft.operation import ITEM_BYTES, register, split
 from weft.plan import gathering
+from weft.plan.contents import Contents
 from weft.plan.tasks import Plan
-from weft.plan.trace import Contents
 from weft.schedule import Schedule
 
 

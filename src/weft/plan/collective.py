@@ -25,8 +25,8 @@ from typing import ClassVar, Literal
 from weft.errors import InvalidPlan, Unsupported, nearest
 from weft.operation import ITEM_BYTES, split, starts
 from weft.plan.builder import Builder
+from weft.plan.contents import Contents, Data
 from weft.plan.tasks import Buffer, Plan, Region
-from weft.plan.trace import Contents, Data
 from weft.schedule import Schedule
 
 Kind = Literal[
@@ -161,12 +161,12 @@ def lower(operation: Collective, variant: Variant, chunks: int = 1) -> Plan:
         )
     if chunks < 1:
         raise Unsupported(f"a collective cannot be cut into {chunks} chunks")
-    lowering = _Lowering(operation, variant, chunks)
+    lowering = _CollectiveLowering(operation, variant, chunks)
     getattr(lowering, operation.kind)()
     return lowering.builder.plan()
 
 
-class _Lowering:
+class _CollectiveLowering:
     """Walks through one collective. Peers come in turn: no two ranks begin with the same one."""
 
     def __init__(self, operation: Collective, variant: Variant, chunks: int) -> None:

@@ -20,8 +20,8 @@ from typing import ClassVar, Literal
 from weft.errors import InvalidPlan, Unsupported
 from weft.operation import ITEM_BYTES, split, starts
 from weft.plan.builder import Builder
+from weft.plan.contents import Contents, Data, Product, covers_once
 from weft.plan.tasks import Buffer, Plan
-from weft.plan.trace import Contents, Data, Product, covers_once
 from weft.schedule import Schedule
 from weft.strategy import Strategy
 

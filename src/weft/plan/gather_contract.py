@@ -18,10 +18,10 @@ from typing import ClassVar
 from weft.errors import InvalidPlan
 from weft.operation import ITEM_BYTES, register, split, starts
 from weft.plan.builder import Builder, refuse_impossible
+from weft.plan.contents import Contents, Product, covers_once
 from weft.plan.gathering import HALF
 from weft.plan.order import slices
 from weft.plan.tasks import Buffer, Plan, Region
-from weft.plan.trace import Contents, Product, covers_once
 from weft.schedule import Schedule
 
 DEPTH = 8

@@ -7,8 +7,8 @@ from typing import ClassVar, Self
 
 from weft.operation import ITEM_BYTES, register, split
 from weft.plan import scattering
+from weft.plan.contents import Contents
 from weft.plan.tasks import Plan
-from weft.plan.trace import Contents
 from weft.schedule import Schedule
 
 
