@@ -130,6 +130,7 @@ NB_MODULE(_native, m) {
           "stage",  // copies a private buffer into a block of this rank's part of the heap
           [](Fabric&, Block& block, uint64_t source, uint64_t size) {
             if (size > block.size) throw std::length_error("the block is too small");
+            if (size == 0) return;  // an empty tensor may have no memory
             std::memcpy(block.heap->base(block.heap->rank()) + block.offset,
                         reinterpret_cast<const char*>(source), size);
           },

@@ -20,6 +20,7 @@ import shutil
 import subprocess
 import sys
 import time
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,11 +28,11 @@ ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 SUITES = ["tests/native", "tests/fabric", "tests/collectives", "tests/run", "tests/ops"]
 
-TIMED = {
-    "test_links.py": "how long copies take on a paced link",
-    "test_quick.py": "how long a call takes",
-}
-"""Tests that compare times, which mean nothing under a sanitizer."""
+MEASURED = {
+    "tests/collectives/test_faults.py::test_nothing_leaks_over_many_cancelled_collectives":
+        "memory that was freed is kept for a while, so that its use would be seen",
+}  # fmt: skip
+"""Tests that cannot pass under a sanitizer, with the reason."""
 
 
 @dataclass(frozen=True)
@@ -95,14 +96,17 @@ def build_tests(sanitizer: Sanitizer, folder: Path) -> Path:
 
 def build_python(sanitizer: Sanitizer, folder: Path) -> Path:
     """A Python that sees this weft, built with a sanitizer, and otherwise what we see."""
-    site = folder / "site"
+    site, tools = folder / "site", folder.parent / "tools"
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    if not tools.exists():  # at a place that stays, so that only what has changed is built again
+        needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+        run(*pip, "--target", tools, *needed)
     shutil.rmtree(site, ignore_errors=True)
     run(
-        sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
-        "--no-deps", "--target", site, "-c", ROOT / "constraints.txt",
+        *pip, "--no-build-isolation", "--no-deps", "--target", site,
         "-C", f"cmake.define.WEFT_SANITIZE={sanitizer.flags}",
         "-C", "cmake.build-type=RelWithDebInfo", "-C", "install.strip=false",
-        "-C", f"build-dir={folder / 'module'}", ROOT,
+        "-C", f"build-dir={folder / 'module'}", ROOT, PYTHONPATH=str(tools),
     )  # fmt: skip
     environment = folder / "venv"
     if not environment.exists():
@@ -133,11 +137,11 @@ def check(sanitizer: Sanitizer, folder: Path, logs: Path, arguments: list[str]) 
     print(f"native tests under {sanitizer.name}: {time.monotonic() - began:.0f} s", flush=True)
     python = build_python(sanitizer, folder)
     environment = os.environ | sanitizer.options
-    environment["LD_PRELOAD"] = library(sanitizer.library)
+    # Beside the C++ library: the runtime looks for its exceptions when the process starts.
+    environment["LD_PRELOAD"] = f"{library(sanitizer.library)} {library('libstdc++.so.6')}"
     environment["PYTHONMALLOC"] = "malloc"  # so that every object of Python is its own block
     command = [python, "-m", "pytest", "-p", "no:cacheprovider", *(arguments or SUITES)]
-    if not arguments:
-        command += [f"--ignore-glob=*/{name}" for name in TIMED]
+    command += [f"--deselect={test}" for test in MEASURED]
     began = time.monotonic()
     if subprocess.run(command, env=environment, cwd=ROOT).returncode:
         wrong.append("Python tests fail")
