@@ -419,7 +419,7 @@ def _dense(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _reduction(opts: Any) -> int:
-    asked = opts.reduceOp
+    asked = dist.ReduceOp.SUM if opts is None else opts.reduceOp  # group.allreduce([tensor])
     for op, number in _REDUCTIONS.items():
         if asked == op:
             return number
