@@ -10,9 +10,10 @@ import typer
 
 from weft.cli.console import Json, console, print_json, progress
 from weft.cli.explore_cluster import explore_collective, explore_shape, explore_workload
+from weft.dtype import MULTIPLIED
 from weft.errors import Unsupported, nearest
 from weft.machine import load, names
-from weft.operation import ITEM_BYTES, find
+from weft.operation import find
 from weft.report.cells import Cell
 from weft.report.explore_figures import LOSSES
 from weft.report.explore_page import rows_of, summary_of, write_explore_page
@@ -66,12 +67,17 @@ def explore(
     ] = None,
     shapes: Annotated[
         Path | None,
-        typer.Option(help="A CSV file with the columns m, n, k, and if wanted id, dtype, note."),
+        typer.Option(
+            help="A CSV file with the columns m, n, k, and if wanted id, dtype, result, note."
+        ),
     ] = None,
     world: Annotated[int, typer.Option(help="Number of ranks.")] = 8,
     dtype: Annotated[
         str | None,
-        typer.Option(help=f"One of {', '.join(ITEM_BYTES)}. [default: bfloat16]"),
+        typer.Option(help=f"One of {', '.join(MULTIPLIED)}. [default: bfloat16]"),
+    ] = None,
+    result: Annotated[
+        str | None, typer.Option(help="The dtype of the result. [default: that of --dtype]")
     ] = None,
     schedule: Annotated[
         str, typer.Option(help="all, or names separated by commas, e.g. serial,adaptive@dma.")
@@ -130,7 +136,7 @@ def explore(
             )
         return
     described = load(machine) if nodes is None else None
-    asked = _shapes(m, n, k, scenarios, shapes, dtype)
+    asked = _shapes(m, n, k, scenarios, shapes, dtype, result)
     find(op)
     wanted = None if schedule == "all" else [Schedule.parse(s) for s in schedule.split(",")]
     if described is None:
@@ -215,6 +221,7 @@ def _shapes(
     scenarios: str | None,
     file: Path | None,
     dtype: str | None,
+    result: str | None,
 ) -> tuple[Shape, ...]:
     sizes = [size for size in (m, n, k) if size is not None]
     if bool(sizes) + (scenarios is not None) + (file is not None) != 1:
@@ -223,8 +230,10 @@ def _shapes(
             "or --shapes FILE.csv"
         )
     if file is not None:
-        if dtype is not None:
-            raise Unsupported("a file of shapes says its dtypes in a column; leave out --dtype")
+        if dtype is not None or result is not None:
+            raise Unsupported(
+                "a file of shapes gives its dtypes in columns; leave out --dtype and --result"
+            )
         return from_csv(file)
     dtype = dtype or "bfloat16"
     if scenarios is not None:
@@ -233,10 +242,10 @@ def _shapes(
                 f"there are no scenarios {scenarios!r}{nearest(scenarios, SETS)}; "
                 f"known: {', '.join(SETS)}"
             )
-        return tuple(replace(shape, dtype=dtype) for shape in SETS[scenarios]())
+        return tuple(replace(shape, dtype=dtype, result=result) for shape in SETS[scenarios]())
     if m is None or n is None or k is None:
         raise Unsupported("a shape needs all three of --m, --n and --k")
-    return (Shape(m, n, k, dtype=dtype),)
+    return (Shape(m, n, k, dtype=dtype, result=result),)
 
 
 def _check_any(scenario: Scenario) -> None:

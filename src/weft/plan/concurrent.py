@@ -17,8 +17,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import ClassVar, Literal
 
+from weft.dtype import ITEM_BYTES
 from weft.errors import InvalidPlan, Unsupported
-from weft.operation import ITEM_BYTES, split, starts
+from weft.operation import split, starts
 from weft.plan.builder import Builder
 from weft.plan.tasks import Buffer, Plan
 from weft.plan.trace import Contents, Data, Product, covers_once

@@ -16,8 +16,8 @@ from math import ceil
 import torch
 import torch.distributed as dist
 
+from weft.dtype import ITEM_BYTES
 from weft.fabric import HostFabric, Link, _native, of
-from weft.operation import ITEM_BYTES
 from weft.study.characterize import (
     CUTS,
     DRIVERS,
