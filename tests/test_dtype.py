@@ -42,7 +42,7 @@ def test_the_numbers_of_the_channel_are_those_of_native_code():
 
 
 def test_a_sum_is_never_rounded_on_its_way():
-    assert dtypes.NARROW == tuple(n for n in dtypes.MULTIPLIED if dtypes.ITEM_BYTES[n] < 4)
+    assert tuple(n for n in dtypes.MULTIPLIED if dtypes.ITEM_BYTES[n] < 4) == dtypes.NARROW
     for name in dtypes.NARROW:
         assert dtypes.ITEM_BYTES[dtypes.accumulator(name)] == 4
     assert dtypes.rated("float8_e5m2") == "float8"

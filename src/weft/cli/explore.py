@@ -10,10 +10,12 @@ import typer
 
 from weft.cli.console import Json, console, print_json, progress
 from weft.cli.explore_cluster import explore_collective, explore_shape, explore_workload
+from weft.cli.explore_ways import SIZES, explore_ways, node_of
 from weft.dtype import MULTIPLIED
 from weft.errors import Unsupported, nearest
 from weft.machine import load, names
 from weft.operation import find
+from weft.plan.collective import UNROOTED
 from weft.report.cells import Cell
 from weft.report.explore_figures import LOSSES
 from weft.report.explore_page import rows_of, summary_of, write_explore_page
@@ -93,11 +95,24 @@ def explore(
     ] = None,
     collective: Annotated[
         str | None,
-        typer.Option(help="On a cluster: all_gather, reduce_scatter, all_reduce or all_to_all."),
+        typer.Option(
+            help=f"Ask about a collective: {', '.join(UNROOTED)}; on one node also broadcast, "
+            "gather and scatter."
+        ),
     ] = None,
-    size: Annotated[str, typer.Option(help="Of the collective, e.g. 64KiB,256MiB.")] = "256MiB",
+    size: Annotated[
+        str | None,
+        typer.Option(
+            help="Of the collective, e.g. 64KiB,256MiB. "
+            f"[default: {SIZES} on one node, else 256MiB]"
+        ),
+    ] = None,
     algorithm: Annotated[
-        str, typer.Option(help=f"{', '.join(ALGORITHMS)}, or e.g. hierarchical:direct+ring.")
+        str,
+        typer.Option(
+            help=f"{', '.join(ALGORITHMS)}, or e.g. hierarchical:direct+ring; on one node also "
+            "cores, or a variant of copy engines, e.g. b2b+prelaunch."
+        ),
     ] = "auto",
     chunks: Annotated[
         int | None, typer.Option(help="Of hierarchical algorithms. [default: the best]", min=1)
@@ -118,8 +133,9 @@ def explore(
     Sizes are those of the whole product over all ranks: A is M x K with M / world rows on each
     rank, B is K x N with N / world columns on each.
 
-    With --collective, --workload or --nodes, the machine is a cluster: nodes and the network
-    between them, and all of its devices are ranks.
+    With --collective and no --nodes, every way to carry it out on one node is compared. With
+    --nodes or --workload, the machine is a cluster: nodes and the network between them, and all of
+    its devices are ranks.
     """
     if collective is not None or workload is not None:
         if any(given is not None for given in (m, n, k, scenarios, shapes)) or (
@@ -131,8 +147,12 @@ def explore(
         elif html is not None:
             raise Unsupported("there is no page of a collective; use --trace or --json")
         else:
+            kind, one_node = str(collective), node_of(machine, nodes, algorithm, chunks)
+            if one_node is not None:
+                explore_ways(one_node, kind, size, algorithm, json, trace)
+                return
             explore_collective(
-                machine, str(collective), size, algorithm, chunks, nodes, json, trace
+                machine, kind, size or "256MiB", algorithm, chunks, nodes, json, trace
             )
         return
     described = load(machine) if nodes is None else None

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from weft.machine import Cluster, cluster_from_table, load_cluster, measurements
+from weft.plan.collective import UNROOTED
 from weft.simulate.cluster import Answer, ask, together
 
 GIB = 1 << 30
 INSIDE = ("mesh", "switch", "ring")
 BETWEEN = ("switch", "fat_tree", "ring", "torus")
 NODES = (1, 2, 4, 16)
-KINDS = ("all_gather", "all_to_all", "reduce_scatter", "all_reduce")
 LARGE = 16 * GIB
 """So large that latency does not count."""
 
@@ -50,7 +50,7 @@ def near_the_bound() -> Iterator[Answer]:
             for nodes in NODES:
                 if nodes == 1 and between != BETWEEN[0]:
                     continue  # there is nothing between
-                for kind in KINDS:
+                for kind in UNROOTED:
                     yield ask(sample(inside, between, nodes), kind, LARGE)[0]
 
 
@@ -143,6 +143,6 @@ def how_long(nodes: int) -> float:
     """Seconds of this computer for all collectives by all algorithms on so many nodes of 8."""
     cluster = load_cluster("mi300x").with_nodes(nodes)
     start = time.process_time()  # other work may share the cores
-    for kind in KINDS:
+    for kind in UNROOTED:
         ask(cluster, kind, GIB)
     return time.process_time() - start
