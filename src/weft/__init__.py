@@ -54,7 +54,7 @@ def __getattr__(name: str) -> object:
 
 def _calibrate(fabric: HostFabric) -> Machine:
     """Describes this machine with the ranks of a group, quickly, and keeps it for later."""
-    from weft.study.calibrate import QUICK, here, keep
+    from weft.measure.calibration import QUICK, here, keep
 
     machine = here(fabric, QUICK)
     if fabric.rank == 0:

@@ -65,11 +65,11 @@ def test_no_expectation_is_stale():
 
 
 def test_the_reference_is_in_step():
-    spec = importlib.util.spec_from_file_location("reference", ROOT / "docs/make_reference.py")
+    spec = importlib.util.spec_from_file_location("reference", ROOT / "docs/generate/reference.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     written = (ROOT / "docs/reference.md").read_text()
-    assert written == module.render(), "run: python docs/make_reference.py"
+    assert written == module.render(), "run: python docs/generate/reference.py"
 
 
 @pytest.mark.parametrize("name", sorted(set(weft.__all__) - {"nn"}))

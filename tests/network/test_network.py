@@ -18,7 +18,7 @@ from ranks import check_call, integers, product, shard_of
 import weft
 from weft import fabric
 from weft.errors import Mismatch, PeerLost, Timeout, Unsupported
-from weft.study.hosts import INTERFACE, Wire
+from weft.measure.hosts import INTERFACE, Wire
 
 IN_TIME = DEADLINE + 8
 MB = 1e6

@@ -171,9 +171,9 @@ def test_modes(fresh_ranks):
 
 
 def _calibrating() -> tuple[bool, tuple[str, str]]:
-    from weft.machine import host
+    from weft.machine import calibrated
 
-    return host.path().exists(), call(64)
+    return calibrated.path().exists(), call(64)
 
 
 def test_the_first_auto_call_calibrates_and_later_processes_find_it(fresh_ranks, tmp_path):

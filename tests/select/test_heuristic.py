@@ -19,7 +19,7 @@ from weft.select.heuristic import PAPER, choose, estimates, least, paper
 from weft.select.numbers import gemms
 from weft.simulate import run
 from weft.simulate.cost import gemm
-from weft.study.judge import draw, with_links
+from weft.study.judgement import draw, with_links
 
 MACHINES = ("mi300x", "h100", "mi355x", "b200")
 HOST = Path(__file__).parent.parent / "machine" / "two_threads.toml"

@@ -8,7 +8,7 @@ from weft.machine import load
 from weft.operation import find
 from weft.schedule import Schedule
 from weft.simulate import run
-from weft.study.explore import explore
+from weft.study.exploration import explore
 from weft.study.scenarios import Shape
 
 CASES = [

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from weft.errors import Unsupported, nearest
-from weft.study.launch import Report
+from weft.measure.launch import Report
 
 
 @dataclass(frozen=True)
@@ -32,13 +32,13 @@ class Check:
 class Result:
     """A table of what was measured, and the checks on it.
 
-    `documents` are texts about it that belong among the docs, by path below that folder.
+    `found` is what the generator of the benchmark's documents needs (docs/generate/NAME.py).
     """
 
     headers: Sequence[str]
     rows: Sequence[Sequence[str | float | int | None]]
     checks: Sequence[Check]
-    documents: Mapping[str, str] = field(default_factory=dict)
+    found: object = None
 
     def to_json(self) -> dict[str, Any]:
         return {

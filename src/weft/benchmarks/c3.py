@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from weft.benchmarks import Check, Result, part
 from weft.machine import load, measurements
+from weft.measure.launch import Report
 from weft.study.c3 import measured, simulated
-from weft.study.c3.result import Scenario, Study
-from weft.study.launch import Report
+from weft.study.c3.findings import Scenario, Study
 
 REPEAT = 25
 SHAPES = ("cb",)

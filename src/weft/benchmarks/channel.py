@@ -21,7 +21,7 @@ import torch.distributed as dist
 from weft.benchmarks import Check, Result
 from weft.collectives import channel as channels
 from weft.fabric import _native
-from weft.study.launch import Report, launch
+from weft.measure.launch import Report, launch
 
 WORLD = 2
 KIB = (4, 16, 64, 256, 1024, 4096, 16384)

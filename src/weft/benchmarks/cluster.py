@@ -7,12 +7,12 @@ import time
 
 from weft.benchmarks import Check, Result, part
 from weft.machine import load_cluster
+from weft.measure.launch import Report
+from weft.models.workloads import load_workload
 from weft.report.units import duration
 from weft.simulate.cluster import Answer
 from weft.study.clusters import against_astra_sim, fairness, how_long, near_the_bound
-from weft.study.launch import Report
 from weft.study.scaling import scale
-from weft.study.workloads import load_workload
 
 HEADERS = ("what", "where", "how", "figure")
 DLRM = (0.14, 0.28)

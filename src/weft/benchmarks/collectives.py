@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from weft.benchmarks import Check, Result, part
-from weft.study.launch import Report, all_gather_flat, cores_of, launch
+from weft.measure.launch import Report, all_gather_flat, cores_of, launch
 
 WORLDS = (2, 4)
 KIB = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from weft.benchmarks import Check, Result
 from weft.fabric import HostFabric, _native, of
-from weft.study.launch import Report, launch
+from weft.measure.launch import Report, launch
 
 COPY_BYTES = 16 << 20
 REPEAT = 60

@@ -15,13 +15,13 @@ import weft
 from weft.benchmarks import Check, Result, part
 from weft.fabric import Link, _native, of
 from weft.machine import load
+from weft.measure.arms import arms_of
+from weft.measure.launch import Report, launch
+from weft.measure.measurement import LinkSpec, interleaved, measure
 from weft.operation import find
 from weft.ops.packing import packed
 from weft.schedule import Schedule
-from weft.study.arms import arms_of
-from weft.study.in_kernel import savings
-from weft.study.launch import Report, launch
-from weft.study.measure import LinkSpec, interleaved, measure
+from weft.study.in_kernel_savings import savings
 
 WORLD = 2
 NUM_TABLES, TABLE_ROWS, DIM, BATCH, POOLING = 26, 100_000, 64, 2048, 20

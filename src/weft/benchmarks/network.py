@@ -18,15 +18,15 @@ import torch.distributed as dist
 from weft.benchmarks import Check, Result, part
 from weft.fabric import Link, of
 from weft.fabric.group import GroupFabric
+from weft.measure.arms import Arms, arms_of
+from weft.measure.hosts import Hosts, Wire, pace_own, together
+from weft.measure.launch import Report, launch
+from weft.measure.measurement import WARM_UP, timed
 from weft.operation import find
 from weft.ops.all_gather_matmul import all_gather_matmul
 from weft.ops.matmul_reduce_scatter import matmul_reduce_scatter
 from weft.run.record import record
 from weft.schedule import Schedule
-from weft.study.arms import Arms, arms_of
-from weft.study.hosts import Hosts, Wire, pace_own, together
-from weft.study.launch import Report, launch
-from weft.study.measure import WARM_UP, timed
 from weft.timeline import percent_of_ideal
 
 NAMES = ("all_gather_matmul", "matmul_reduce_scatter", "all_to_all_matmul")

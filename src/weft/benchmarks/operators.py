@@ -7,11 +7,11 @@ import statistics
 
 from weft.benchmarks import Check, Result, part
 from weft.fabric import of
+from weft.measure.arms import arms_of
+from weft.measure.launch import Report, launch
+from weft.measure.measurement import LinkSpec, interleaved, measure
 from weft.operation import find
 from weft.schedule import Schedule
-from weft.study.arms import arms_of
-from weft.study.launch import Report, launch
-from weft.study.measure import LinkSpec, interleaved, measure
 
 NAMES = (
     "all_gather_matmul",

@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 
 from weft.benchmarks import Check, Result
-from weft.study.launch import Report, all_gather_flat, launch
-from weft.study.measure import interleaved
+from weft.measure.launch import Report, all_gather_flat, launch
+from weft.measure.measurement import interleaved
 
 SIZE = 64
 WORLD = 2

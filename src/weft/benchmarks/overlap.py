@@ -8,10 +8,10 @@ import torch
 import torch.distributed as dist
 
 from weft.benchmarks import Check, Result, part
+from weft.measure.launch import Report, all_gather_flat, launch
+from weft.measure.measurement import LinkSpec, Measurement, interleaved, measure
 from weft.plan.all_gather_matmul import AllGatherMatmul
 from weft.schedule import Schedule
-from weft.study.launch import Report, all_gather_flat, launch
-from weft.study.measure import LinkSpec, Measurement, interleaved, measure
 
 SHAPES = ((2048, 1024, 2048), (2048, 512, 4096))
 BALANCED = "balanced"

@@ -10,8 +10,8 @@ import typer
 
 from weft.cli.console import Json, console, print_json, progress
 from weft.machine import Machine
+from weft.measure.calibration import FULL, QUICK, calibrate, keep
 from weft.report.terminal import table
-from weft.study.calibrate import FULL, QUICK, calibrate, keep
 
 
 def register(app: typer.Typer) -> None:

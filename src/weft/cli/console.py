@@ -15,8 +15,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from weft.dtype import ON_HOST
 from weft.errors import Unsupported, nearest
 from weft.fabric.link import TOPOLOGIES, Topology
+from weft.measure.launch import Report
 from weft.schedule import Schedule
-from weft.study.launch import Report
 
 WIDTH = 100
 

@@ -11,12 +11,12 @@ import typer
 from rich.console import Console
 
 from weft.cli.console import WIDTH, Json, console, print_json, progress
+from weft.measure.measurement import LinkSpec, Measurement, measure
 from weft.plan.all_gather_matmul import AllGatherMatmul
 from weft.report.files import write_atomically
 from weft.report.page import timelines_page
 from weft.report.terminal import draw
 from weft.schedule import Schedule
-from weft.study.measure import LinkSpec, Measurement, measure
 
 SHOWN = ("serial@dma", "shard-p2p@dma", "adaptive@cores", "adaptive@dma")
 

@@ -14,8 +14,8 @@ import typer
 
 from weft.cli.console import Json, console, print_json, progress
 from weft.errors import Error
+from weft.measure.launch import Report, launch
 from weft.report.terminal import table
-from weft.study.launch import Report, launch
 
 
 @dataclass(frozen=True)

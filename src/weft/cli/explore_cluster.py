@@ -11,8 +11,10 @@ from typing import Any
 from weft.cli.console import console, print_json, progress
 from weft.errors import Unsupported
 from weft.machine import Cluster, load_cluster
+from weft.models.workloads import load_workload
 from weft.report.cells import Cell
 from weft.report.files import check_target
+from weft.report.perfetto import write_trace
 from weft.report.scaling_page import (
     HEADERS,
     nodes_text,
@@ -21,14 +23,12 @@ from weft.report.scaling_page import (
     write_scaling_page,
 )
 from weft.report.terminal import table
-from weft.report.trace import write_trace
 from weft.report.units import byte_size, duration
 from weft.schedule import Schedule
 from weft.simulate.cluster import Answer, ask
 from weft.study.cluster_plans import explore_plans
 from weft.study.scaling import SCALINGS, Scaling, scale
 from weft.study.scenarios import Shape
-from weft.study.workloads import load_workload
 
 _UNITS = {
     **{"": 1, "B": 1, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9},

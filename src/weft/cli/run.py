@@ -24,15 +24,15 @@ from weft.cli.console import (
 )
 from weft.errors import Unsupported
 from weft.machine import load
+from weft.measure.calibration import YARDSTICK
+from weft.measure.measurement import LinkSpec, Measurement, measure
 from weft.operation import find
 from weft.report.page import timelines_page
+from weft.report.perfetto import write_trace
 from weft.report.terminal import table
-from weft.report.trace import write_trace
 from weft.schedule import Schedule
-from weft.study.calibrate import YARDSTICK
-from weft.study.measure import LinkSpec, Measurement, measure
-from weft.study.predict import Prediction
-from weft.study.predict import predict as prediction_of
+from weft.study.prediction import Prediction
+from weft.study.prediction import predict as prediction_of
 
 
 def register(app: typer.Typer) -> None:

@@ -27,7 +27,7 @@ def _group() -> None:
 
 
 @dataclass(frozen=True)
-class Row:
+class KernelResult:
     """One kernel on one target; None where nothing tells the number here."""
 
     kernel: str
@@ -64,7 +64,7 @@ def report(
         for target in _names(targets, list(ahead.TARGETS), "target")
         for dtype in _names(dtypes, list(ahead.DTYPE_NAMES), "dtype")
     ]
-    rows: list[Row] = []
+    rows: list[KernelResult] = []
     with progress("compiling", quiet=json) as shown:
         for number, (kernel, target, dtype) in enumerate(wanted):
             shown(number / len(wanted), f"{kernel} for {target}, {dtype}")
@@ -73,7 +73,7 @@ def report(
                 _write(assembly / f"{kernel}-{target}-{dtype}.s", built.assembly)
             found, taken = audit(built), built.resources
             rows.append(
-                Row(
+                KernelResult(
                     kernel,
                     target,
                     dtype,
@@ -98,7 +98,7 @@ def report(
         raise typer.Exit(1)
 
 
-def _show(rows: list[Row]) -> None:
+def _show(rows: list[KernelResult]) -> None:
     headers = ["target", "dtype", "registers", "spilled", "shared", "warps", "per unit"]
     headers += ["releases", "acquires", "code"]
     for kernel in dict.fromkeys(row.kernel for row in rows):

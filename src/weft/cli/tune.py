@@ -21,9 +21,9 @@ from weft.cli.console import (
     topology_of,
 )
 from weft.fabric import Link, of
+from weft.measure.arms import arms_of
+from weft.measure.launch import Report, launch
 from weft.operation import find
-from weft.study.arms import arms_of
-from weft.study.launch import Report, launch
 
 
 def register(app: typer.Typer) -> None:

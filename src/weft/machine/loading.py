@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get
 
 from weft.dtype import DTYPES
 from weft.errors import Unsupported, nearest
-from weft.machine import host
+from weft.machine import calibrated
 from weft.machine.description import Bounds, Machine
 
 _FOLDER = Path(__file__).parent
@@ -30,7 +30,7 @@ def load(name_or_path: str | Path) -> Machine:
     """The machine of that name, or described by the TOML file at that path; `cpu` is this host,
     as `weft calibrate` has measured it."""
     text = str(name_or_path)
-    if text == host.NAME:
+    if text == calibrated.NAME:
         return _calibrated()
     if isinstance(name_or_path, str) and text in names():
         return _shipped(text)
@@ -40,14 +40,14 @@ def load(name_or_path: str | Path) -> Machine:
     if path.suffix == ".toml" or len(path.parts) > 1:
         raise Unsupported(f"There is no machine file {text}.")
     raise Unsupported(
-        f"There is no machine named {text!r}{nearest(text, [*names(), host.NAME])};"
-        f" known are {', '.join(names())}, {host.NAME} (this host, once calibrated), and any TOML"
-        " file by its path."
+        f"There is no machine named {text!r}{nearest(text, [*names(), calibrated.NAME])};"
+        f" known are {', '.join(names())}, {calibrated.NAME} (this host, once calibrated),"
+        " and any TOML file by its path."
     )
 
 
 def _calibrated() -> Machine:
-    path = host.path()
+    path = calibrated.path()
     if not path.is_file():
         raise Unsupported("This host is not described yet; run `weft calibrate` first.")
     try:

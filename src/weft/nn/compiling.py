@@ -16,7 +16,7 @@ import torch
 from torch.fx import Graph, GraphModule
 
 from weft.errors import Unsupported
-from weft.nn import gathering, reducing
+from weft.nn import gather_patterns, reduce_patterns
 from weft.nn.report import Report
 from weft.nn.rewrite import sort, split_products
 
@@ -39,10 +39,13 @@ def overlap_pass(module: GraphModule | Graph, schedule: str = "auto") -> Report:
     graph.eliminate_dead_code()
     split_products(graph)
     for node in list(graph.nodes):
-        if node.target in reducing.COLLECTIVES and node.target not in gathering.COLLECTIVES:
-            reducing.replace(graph, node, schedule, report)
+        if (
+            node.target in reduce_patterns.COLLECTIVES
+            and node.target not in gather_patterns.COLLECTIVES
+        ):
+            reduce_patterns.replace(graph, node, schedule, report)
     for node in list(graph.nodes):
-        if node.target in gathering.COLLECTIVES:
+        if node.target in gather_patterns.COLLECTIVES:
             _replace_moving(graph, node, schedule, report)
     sort(graph)
     graph.lint()
@@ -54,13 +57,13 @@ def overlap_pass(module: GraphModule | Graph, schedule: str = "auto") -> Report:
 
 def _replace_moving(graph: Graph, node: Any, schedule: str, report: Report) -> None:
     """An all-to-all may have products behind it or before it; the first that fits is taken."""
-    if node.target not in reducing.COLLECTIVES:
-        gathering.replace(graph, node, schedule, report)
+    if node.target not in reduce_patterns.COLLECTIVES:
+        gather_patterns.replace(graph, node, schedule, report)
         return
     behind, before = Report(), Report()
-    gathering.replace(graph, node, schedule, behind)
+    gather_patterns.replace(graph, node, schedule, behind)
     if not behind.matches:
-        reducing.replace(graph, node, schedule, before)
+        reduce_patterns.replace(graph, node, schedule, before)
     for tried in (behind, before):
         report.matches += tried.matches
     if not report.matches or not (behind.matches or before.matches):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Part:
+class DimensionPart:
     """A stretch of an original dimension: that of `name`, cut into `path` pieces from outside in.
     Each step of the path is (index of the piece, how many there are)."""
 
@@ -23,7 +23,7 @@ class Part:
     path: tuple[int, ...] = ()
 
 
-Dims = tuple[tuple[Part, ...], ...]
+Dims = tuple[tuple[DimensionPart, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,10 @@ class Layout:
 
     @classmethod
     def of(cls, *dims: Sequence[tuple[str, int]]) -> Layout:
-        return cls(tuple(tuple(Part(n, s) for n, s in dim if s != 1) for dim in dims))
+        return cls(tuple(tuple(DimensionPart(n, s) for n, s in dim if s != 1) for dim in dims))
 
     @property
-    def flat(self) -> tuple[Part, ...]:
+    def flat(self) -> tuple[DimensionPart, ...]:
         return tuple(part for dim in self.dims for part in dim)
 
     def regrouped(self, shape: Sequence[int]) -> Layout | None:
@@ -46,7 +46,7 @@ class Layout:
         waiting = list(self.flat)
         dims = []
         for size in shape:
-            dim: list[Part] = []
+            dim: list[DimensionPart] = []
             missing = size
             while missing > 1:
                 if not waiting:
@@ -80,9 +80,11 @@ class Layout:
         dims[target] = (*chunks, *dims[target])
         return Layout(tuple(join(dim) for dim in dims))
 
-    def leading(self, dim: int, count: int) -> tuple[tuple[Part, ...], tuple[Part, ...]] | None:
+    def leading(
+        self, dim: int, count: int
+    ) -> tuple[tuple[DimensionPart, ...], tuple[DimensionPart, ...]] | None:
         """The first parts of a dimension, `count` in all, and the others."""
-        taken: list[Part] = []
+        taken: list[DimensionPart] = []
         waiting = list(self.dims[dim])
         while count > 1:
             if not waiting:
@@ -104,19 +106,19 @@ class Layout:
         return math.prod(part.size for part in self.dims[dim])
 
 
-def _cut(part: Part, outer: int) -> tuple[Part, Part] | None:
+def _cut(part: DimensionPart, outer: int) -> tuple[DimensionPart, DimensionPart] | None:
     """A part as an outer and an inner one."""
     if part.size % outer:
         return None
     inner = part.size // outer
-    return Part(part.name, outer, (*part.path, 0, inner)), Part(
+    return DimensionPart(part.name, outer, (*part.path, 0, inner)), DimensionPart(
         part.name, inner, (*part.path, 1, outer)
     )
 
 
-def join(parts: Sequence[Part]) -> tuple[Part, ...]:
+def join(parts: Sequence[DimensionPart]) -> tuple[DimensionPart, ...]:
     """Pieces that were cut apart and lie side by side again are the part they came from."""
-    result: list[Part] = []
+    result: list[DimensionPart] = []
     for part in parts:
         while result and (whole := _whole(result[-1], part)) is not None:
             result.pop()
@@ -125,10 +127,10 @@ def join(parts: Sequence[Part]) -> tuple[Part, ...]:
     return tuple(result)
 
 
-def _whole(left: Part, right: Part) -> Part | None:
+def _whole(left: DimensionPart, right: DimensionPart) -> DimensionPart | None:
     if left.name != right.name or not left.path or not right.path:
         return None
     same = left.path[:-2] == right.path[:-2]
     if same and left.path[-2:] == (0, right.size) and right.path[-2:] == (1, left.size):
-        return Part(left.name, left.size * right.size, left.path[:-2])
+        return DimensionPart(left.name, left.size * right.size, left.path[:-2])
     return None

@@ -15,7 +15,7 @@ from torch.fx.node import map_arg
 
 from weft import fabric as fabrics
 from weft.errors import Error
-from weft.nn.trace import aten, fixed, value
+from weft.nn.following import aten, fixed, value
 from weft.ops.common import resolve_group
 
 

@@ -10,8 +10,8 @@ from typing import ClassVar
 from weft.dtype import ITEM_BYTES
 from weft.operation import dtypes_label, register, split, starts
 from weft.plan import gathering
+from weft.plan.contents import Contents
 from weft.plan.tasks import Plan
-from weft.plan.trace import Contents
 from weft.schedule import Schedule
 
 

@@ -26,8 +26,8 @@ from weft.errors import InvalidPlan, Unsupported
 from weft.operation import split, starts
 from weft.plan.builder import Builder
 from weft.plan.collective import Collective
+from weft.plan.contents import Contents, Data
 from weft.plan.tasks import Buffer, BufferKind, Plan, Region
-from weft.plan.trace import Contents, Data
 from weft.schedule import Schedule
 
 Command = Literal["pcpy", "bcst", "swap", "b2b"]

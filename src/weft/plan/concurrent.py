@@ -22,8 +22,8 @@ from weft.errors import InvalidPlan, Unsupported
 from weft.operation import split, starts
 from weft.plan.builder import Builder
 from weft.plan.collective import KINDS, UNROOTED, KindName
+from weft.plan.contents import Contents, Data, Product, covers_once
 from weft.plan.tasks import Buffer, Plan
-from weft.plan.trace import Contents, Data, Product, covers_once
 from weft.schedule import Schedule
 from weft.strategy import Strategy
 

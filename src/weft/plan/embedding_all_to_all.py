@@ -18,9 +18,9 @@ from weft.dtype import ITEM_BYTES
 from weft.errors import InvalidPlan
 from weft.operation import register, split, starts
 from weft.plan.builder import Builder, refuse_impossible
+from weft.plan.contents import Contents, Data, covers_once
 from weft.plan.order import slices
 from weft.plan.tasks import Buffer, Plan, Region
-from weft.plan.trace import Contents, Data, covers_once
 from weft.schedule import Schedule
 
 MAX_SLICES = 16
@@ -110,7 +110,7 @@ class EmbeddingAllToAll:
 @lru_cache(maxsize=64)
 def _lower(op: EmbeddingAllToAll, schedule: Schedule) -> Plan:
     refuse_impossible(schedule, op.refuses(schedule), in_kernel=True)
-    lowering = _Lowering(op, schedule)
+    lowering = _EmbeddingLowering(op, schedule)
     if op.world == 1:
         lowering.store(0, [(0, 0, op.batch[0])], "all")
     elif schedule.fusion == "kernel":
@@ -125,7 +125,7 @@ Chunk = tuple[int, int, int]
 """The rank that needs it, its first bag among that rank's, and how many."""
 
 
-class _Lowering:
+class _EmbeddingLowering:
     def __init__(self, op: EmbeddingAllToAll, schedule: Schedule) -> None:
         self.op, self.schedule = op, schedule
         self.builder = Builder(op, schedule)

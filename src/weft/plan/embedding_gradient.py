@@ -11,8 +11,8 @@ from weft.dtype import ITEM_BYTES
 from weft.errors import InvalidPlan
 from weft.operation import register, split, starts
 from weft.plan.builder import Builder, refuse_impossible
+from weft.plan.contents import Contents, Data, covers_once
 from weft.plan.tasks import Plan, Region
-from weft.plan.trace import Contents, Data, covers_once
 from weft.schedule import Schedule
 
 

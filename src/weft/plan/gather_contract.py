@@ -19,9 +19,9 @@ from weft.dtype import ITEM_BYTES, NARROW, accumulator
 from weft.errors import InvalidPlan
 from weft.operation import dtypes_label, register, result_dtype, split, starts
 from weft.plan.builder import Builder, refuse_impossible
+from weft.plan.contents import Contents, Product, covers_once
 from weft.plan.order import slices
 from weft.plan.tasks import Buffer, Plan, Region
-from weft.plan.trace import Contents, Product, covers_once
 from weft.schedule import Schedule
 
 DEPTH = 8

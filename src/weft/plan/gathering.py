@@ -23,9 +23,9 @@ from weft.dtype import NARROW, accumulator
 from weft.errors import InvalidPlan
 from weft.operation import result_dtype, split, starts
 from weft.plan.builder import Builder, refuse_impossible
+from weft.plan.contents import Contents, Held, Product, covers_once
 from weft.plan.order import slices
 from weft.plan.tasks import Buffer, Plan, Plannable, Region
-from weft.plan.trace import Contents, Piece, Product, covers_once
 from weft.schedule import Schedule
 
 HALF = NARROW
@@ -85,7 +85,9 @@ def lower(operation: Gathering, schedule: Schedule) -> Plan:
     if depth is None:
         depth = default_depth(operation, schedule)
     builder = Builder(operation, schedule)
-    ranks = [_Rank(builder, operation, rank, max(depth, 1)) for rank in range(operation.world)]
+    ranks = [
+        _GatherRank(builder, operation, rank, max(depth, 1)) for rank in range(operation.world)
+    ]
     for rank in ranks:
         if operation.world == 1 or schedule.serial:
             rank.serial()
@@ -98,7 +100,7 @@ def lower(operation: Gathering, schedule: Schedule) -> Plan:
     return builder.plan()
 
 
-class _Rank:
+class _GatherRank:
     """Lowers the part of one rank: its buffers, its pulls, its matmuls."""
 
     def __init__(self, builder: Builder, op: Gathering, rank: int, depth: int) -> None:
@@ -411,7 +413,7 @@ class _Places:
         self.offsets = starts([rows for _, rows in self.spans])
         self.m = sum(rows for _, rows in self.spans)
 
-    def holds(self, piece: Piece, source: int, row: int) -> bool:
+    def holds(self, piece: Held, source: int, row: int) -> bool:
         """Whether a piece with rows of x of the source from `row` on is where it belongs."""
         first, rows = self.spans[source]
         at = row - first

@@ -11,8 +11,8 @@ from typing import ClassVar
 from weft.dtype import ITEM_BYTES
 from weft.operation import dtypes_label, register, result_dtype, split
 from weft.plan import in_kernel, scattering
+from weft.plan.contents import Contents
 from weft.plan.tasks import Plan
-from weft.plan.trace import Contents
 from weft.schedule import Schedule
 
 

@@ -35,9 +35,9 @@ from weft.errors import InvalidPlan
 from weft.operation import result_dtype, starts
 from weft.plan.blocks import Cell, cells, depth_of
 from weft.plan.builder import Builder, refuse_impossible
+from weft.plan.contents import Contents, Product, covers_once
 from weft.plan.order import slices
 from weft.plan.tasks import Plan, Plannable, Region
-from weft.plan.trace import Contents, Product, covers_once
 from weft.schedule import Schedule
 
 
@@ -98,7 +98,9 @@ def lower(operation: Scattering, schedule: Schedule) -> Plan:
     refuse_impossible(schedule)
     depth = default_depth(operation, schedule) if schedule.depth is None else schedule.depth
     builder = Builder(operation, schedule)
-    ranks = [_Rank(builder, operation, rank, max(depth, 1)) for rank in range(operation.world)]
+    ranks = [
+        _ScatterRank(builder, operation, rank, max(depth, 1)) for rank in range(operation.world)
+    ]
     if operation.world == 1:
         ranks[0].alone()
         return builder.plan()
@@ -117,7 +119,7 @@ def lower(operation: Scattering, schedule: Schedule) -> Plan:
     return builder.plan()
 
 
-def _weave(ranks: Sequence[_Rank]) -> None:
+def _weave(ranks: Sequence[_ScatterRank]) -> None:
     """Every rank makes the chunks of its peers, and between them, one step behind, its own: by then
     the peers' parts of these have come, so that sums are on their way while there is still much to
     make, and links are never without work."""
@@ -145,7 +147,7 @@ class _Made(NamedTuple):
     task: int | None
 
 
-class _Rank:
+class _ScatterRank:
     """Lowers the part of one rank."""
 
     def __init__(self, builder: Builder, op: Scattering, rank: int, depth: int) -> None:
@@ -325,7 +327,7 @@ class _Rank:
 
     # -- sending -----------------------------------------------------------------------------------
 
-    def pull(self, ranks: Sequence[_Rank]) -> None:
+    def pull(self, ranks: Sequence[_ScatterRank]) -> None:
         """Fetches what peers made for this rank, in the order in which they make it."""
         self.arrived = {maker: [] for maker in self.makers}
         if self.direct:
@@ -344,7 +346,7 @@ class _Rank:
         for maker, piece in order:
             self._pull_piece(maker, piece)
 
-    def pull_step(self, ranks: Sequence[_Rank], step: int) -> None:
+    def pull_step(self, ranks: Sequence[_ScatterRank], step: int) -> None:
         """Fetches what peers made for this rank in one step."""
         for maker in self.makers:
             arrived = self.arrived.setdefault(maker, [])
@@ -374,7 +376,7 @@ class _Rank:
 
     # -- completing --------------------------------------------------------------------------------
 
-    def complete(self, ranks: Sequence[_Rank]) -> None:
+    def complete(self, ranks: Sequence[_ScatterRank]) -> None:
         """This rank's own rows, and what it does with those that peers made for it."""
         own = self._cells(self.rank)
         if self.hetero and self.rows[self.rank]:
@@ -453,13 +455,13 @@ class _Rank:
                 move = [(piece.region, target)]
                 self.builder.permute(self.rank, move, after=[piece.task], label=label)
 
-    def gather(self, ranks: Sequence[_Rank]) -> None:
+    def gather(self, ranks: Sequence[_ScatterRank]) -> None:
         """Fetches the sums of all other owners, in the order in which they add them."""
         for number in range(max(len(rank.sums) for rank in ranks)):
             self.gather_step(ranks, number)
         self.bring_own()
 
-    def gather_step(self, ranks: Sequence[_Rank], number: int) -> None:
+    def gather_step(self, ranks: Sequence[_ScatterRank], number: int) -> None:
         """Fetches one sum of every other owner."""
         for owner in self.makers:
             if not 0 <= number < len(ranks[owner].sums):

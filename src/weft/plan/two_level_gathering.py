@@ -41,7 +41,10 @@ def lower(operation: AllGatherMatmul, schedule: Schedule, nodes: Nodes) -> Plan:
     if depth is None:
         depth = default_depth(operation, schedule)
     builder = Builder(operation, schedule)
-    ranks = [_Rank(builder, operation, rank, max(depth, 1), nodes) for rank in range(len(nodes.of))]
+    ranks = [
+        _TwoLevelGatherRank(builder, operation, rank, max(depth, 1), nodes)
+        for rank in range(len(nodes.of))
+    ]
     for rank in ranks:
         rank.carry()
     for rank in ranks:
@@ -50,7 +53,7 @@ def lower(operation: AllGatherMatmul, schedule: Schedule, nodes: Nodes) -> Plan:
     return builder.plan()
 
 
-class _Rank:
+class _TwoLevelGatherRank:
     """Lowers the part of one rank."""
 
     def __init__(
@@ -99,7 +102,7 @@ class _Rank:
                 )
                 self.carried[(source, step)] = (there, task)
 
-    def gather(self, ranks: list[_Rank]) -> None:
+    def gather(self, ranks: list[_TwoLevelGatherRank]) -> None:
         """Brings together what is on this machine, or comes to it: the shards of mates first."""
         if self.serial or self.op.gathered:
             task = self._inside(self.rank, self.rank, 0, self.x.rows, self.x.all(), None)
@@ -119,7 +122,7 @@ class _Rank:
                     if step < len(self.chunks[source]):
                         self._take(ranks[carrier], source, step)
 
-    def _take(self, carrier: _Rank, source: int, step: int) -> None:
+    def _take(self, carrier: _TwoLevelGatherRank, source: int, step: int) -> None:
         row, rows = self.chunks[source][step]
         region, task = carrier.carried[(source, step)]
         mine = carrier.rank == self.rank

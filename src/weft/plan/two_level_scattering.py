@@ -48,7 +48,10 @@ def lower(operation: MatmulReduceScatter, schedule: Schedule, nodes: Nodes) -> P
     """The plan of all ranks."""
     depth = default_depth(operation, schedule) if schedule.depth is None else schedule.depth
     builder = Builder(operation, schedule)
-    ranks = [_Rank(builder, operation, rank, depth, nodes) for rank in range(len(nodes.of))]
+    ranks = [
+        _TwoLevelScatterRank(builder, operation, rank, depth, nodes)
+        for rank in range(len(nodes.of))
+    ]
     # Task by task of all ranks, so that what is fetched is known when the one that adds it is made.
     for step in range(max(depth, 1) + 1):
         for rank in ranks:
@@ -62,7 +65,7 @@ def lower(operation: MatmulReduceScatter, schedule: Schedule, nodes: Nodes) -> P
     return builder.plan()
 
 
-class _Rank:
+class _TwoLevelScatterRank:
     """Lowers the part of one rank."""
 
     def __init__(
@@ -105,7 +108,7 @@ class _Rank:
                 row, rows = self.cuts[owner][step]
                 self._multiply(owner, step, row, rows)
 
-    def add_for_far(self, ranks: list[_Rank], step: int) -> None:
+    def add_for_far(self, ranks: list[_TwoLevelScatterRank], step: int) -> None:
         """The machine's sum of the chunks of a step that this rank carries."""
         for owner in self.carried:
             if not 0 <= step < len(self.cuts[owner]):
@@ -130,7 +133,7 @@ class _Rank:
                 if step < len(self.cuts[mate]):
                     self._multiply(mate, step, *self.cuts[mate][step])
 
-    def complete(self, ranks: list[_Rank]) -> None:
+    def complete(self, ranks: list[_TwoLevelScatterRank]) -> None:
         """Fetches what others made for this rank, makes its own shares, and adds."""
         arrived = [self._arrived(ranks, step) for step in range(len(self.cuts[self.rank]))]
         if not self.op.rows[self.rank]:
@@ -150,7 +153,7 @@ class _Rank:
             label = f"sum [{row}:{row + rows}]"
             self._reduce(sources, self.y.rows_of(row, rows), label, early=self.adaptive)
 
-    def _arrived(self, ranks: list[_Rank], step: int) -> dict[int, _Share]:
+    def _arrived(self, ranks: list[_TwoLevelScatterRank], step: int) -> dict[int, _Share]:
         """A step's chunk of this rank from each mate, and summed from each other machine."""
         row, rows = self.cuts[self.rank][step]
         carriers = [self.nodes.carrier(self.rank, node) for node in self.nodes.others(self.rank)]

@@ -13,9 +13,9 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 
 from weft.errors import InvalidPlan, Unsupported
+from weft.plan.contents import trace
 from weft.plan.order import ancestors, predecessors, topological
 from weft.plan.tasks import AnyTask, Copy, Matmul, Permute, Plan, Reduce, Region, Tiles
-from weft.plan.trace import trace
 
 MAX_TASKS = 30_000
 """Which tasks come before which is kept as a square of bits: beyond this it takes seconds."""

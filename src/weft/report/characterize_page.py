@@ -11,7 +11,7 @@ from weft.report import cells
 from weft.report.figures import Spec
 from weft.report.page import Page
 from weft.report.units import digits, duration, scaled
-from weft.study.characterize import CUTS, DRIVERS, Character, Characterization
+from weft.study.characterization import CUTS, DRIVERS, Character, Characterization
 
 HEADERS = (
     *("M", "N", "K", "op/byte", "MB", "ms"),

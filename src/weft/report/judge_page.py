@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from weft.machine import host
+from weft.machine import calibrated
 from weft.report import cells
 from weft.report.figures import Spec
 from weft.report.page import Page
-from weft.study.judge import IN_SET, Judgement, Verdict
+from weft.study.judgement import IN_SET, Judgement, Verdict
 
 NAMES = {
     "heuristic": "all candidates",
@@ -25,7 +25,7 @@ def judgement_page(path: str | os.PathLike[str], judgement: Judgement) -> Path:
     score = judgement.score("heuristic")
     what = "Chosen from static sizes alone, the schedule"
     near, share = 2, score.within_2_percent
-    if judgement.machine == host.NAME:  # measured, where 2 % are noise
+    if judgement.machine == calibrated.NAME:  # measured, where 2 % are noise
         what = "What auto settles on in its first calls, measured,"
         near, share = 10, score.within_10_percent
     said = (

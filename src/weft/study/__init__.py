@@ -1,1 +1,1 @@
-"""Questions asked of many runs or simulations at once: explore, characterize, c3."""
+"""Questions asked of many runs or simulations at once: explore, characterize, judge, C3, scale."""

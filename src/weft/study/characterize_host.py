@@ -1,4 +1,4 @@
-"""The losses of `weft.study.characterize`, measured on this host: real GEMMs, real copies.
+"""The losses of `weft.study.characterization`, measured on this host: real GEMMs, real copies.
 
 Two ranks, each with one compute thread on its own core. Copies go over a paced link on which
 gathering A would take as long as the GEMM, and last until the GEMM has ended. Arms take turns in
@@ -18,7 +18,8 @@ import torch.distributed as dist
 
 from weft.dtype import ITEM_BYTES
 from weft.fabric import HostFabric, Link, _native, of
-from weft.study.characterize import (
+from weft.measure.launch import Report, launch
+from weft.study.characterization import (
     CUTS,
     DRIVERS,
     LONGER,
@@ -27,7 +28,6 @@ from weft.study.characterize import (
     pieces_of,
     shapes_of,
 )
-from weft.study.launch import Report, launch
 from weft.study.scenarios import Shape
 
 GRID = ((512, 2048), (128, 512), (256, 1024))

@@ -55,7 +55,7 @@ def near_the_bound() -> Iterator[Answer]:
 
 
 @dataclass(frozen=True)
-class Shared:
+class ConcurrentPair:
     """Two collectives at once, and how long each should take if they share fairly."""
 
     what: str
@@ -68,17 +68,19 @@ class Shared:
         return max(abs(s / f - 1.0) for s, f in zip(self.seconds, self.fair, strict=True))
 
 
-def fairness() -> list[Shared]:
+def fairness() -> list[ConcurrentPair]:
     """Collectives of equal and unequal sizes and kinds on one cluster: on the link that both need,
     each has half for as long as both are there."""
     cluster = sample("mesh", "switch", 16)
 
-    def pair(what: str, one: tuple[str, float, str], other: tuple[str, float, str]) -> Shared:
+    def pair(
+        what: str, one: tuple[str, float, str], other: tuple[str, float, str]
+    ) -> ConcurrentPair:
         alone = [ask(cluster, *asked, 1)[0].seconds for asked in (one, other)]
         both = together(cluster, [(*one, 1), (*other, 1)])
         short = min(alone)
         fair = [2.0 * s if s == short else s + short for s in alone]
-        return Shared(what, (both[0], both[1]), (fair[0], fair[1]))
+        return ConcurrentPair(what, (both[0], both[1]), (fair[0], fair[1]))
 
     exchange = ("all_to_all", 8.0 * GIB, "direct")
     return [

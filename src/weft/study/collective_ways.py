@@ -23,6 +23,7 @@ import torch
 from weft import collectives
 from weft.errors import Unsupported, nearest
 from weft.machine import Cluster, Machine
+from weft.measure.launch import Report, launch
 from weft.plan.collective import UNROOTED, Collective, find_kind
 from weft.plan.command_variants import VARIANTS, CommandedCollective, Variant, refuses
 from weft.plan.tasks import Plan
@@ -31,7 +32,6 @@ from weft.simulate.cluster import ask
 from weft.simulate.cluster.lowering import CHUNKED, FLAT
 from weft.simulate.commanded import commanded_seconds
 from weft.simulate.cost import collective as closed_form
-from weft.study.launch import Report, launch
 
 CHUNKS = (1, 4)
 """Into how many chunks a part is cut that engines fetch and cores add: the better of these."""
@@ -267,13 +267,14 @@ def _call_of(collective: Collective) -> Callable[[], object]:
     dtype = getattr(torch, collective.dtype)
     small, whole = torch.ones(part, dtype=dtype), torch.ones(part * world, dtype=dtype)
     result = torch.empty_like(whole)
-    return {
+    calls: dict[str, Callable[[], object]] = {
         "all_gather": partial(collectives.all_gather, small, out=result),
         "all_to_all": partial(collectives.all_to_all, whole, out=result),
         "reduce_scatter": partial(collectives.reduce_scatter, whole, out=torch.empty_like(small)),
         "all_reduce": partial(collectives.all_reduce, whole, out=result),
         "broadcast": partial(collectives.broadcast, whole, collective.root, out=result),
-    }[collective.kind]
+    }
+    return calls[collective.kind]
 
 
 def world_of(place: Cluster, cores: int) -> int:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from weft.machine import load_cluster
+from weft.models.workloads import load_workload
 from weft.study.scaling import Point, scale
-from weft.study.workloads import load_workload
 
 NODES = 128
 CLUSTERS = ("mi300x", "h100")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from weft.machine import load
-from weft.study.explore import Exploration, Outcome, Scenario, explore
+from weft.study.exploration import Exploration, Outcome, Scenario, explore
 from weft.study.scenarios import ficco
 
 HEAVY = 0.7

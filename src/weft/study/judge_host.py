@@ -20,6 +20,8 @@ import torch.distributed as dist
 
 from weft.errors import Unsupported
 from weft.fabric import Link, of
+from weft.measure.launch import Report, launch
+from weft.measure.measurement import interleaved
 from weft.ops.all_gather_matmul import all_gather_matmul
 from weft.plan.all_gather_matmul import AllGatherMatmul
 from weft.plan.tasks import Copy
@@ -28,9 +30,7 @@ from weft.schedule import Schedule
 from weft.select import auto
 from weft.select.guard import MOST_CALLS
 from weft.select.heuristic import candidates
-from weft.study.judge import IN_SET, Drawn, Judgement, Verdict, chosen, size
-from weft.study.launch import Report, launch
-from weft.study.measure import interleaved
+from weft.study.judgement import IN_SET, Drawn, Judgement, Verdict, chosen, size
 
 ROWS = (1, 4096)
 COLUMNS = (32, 1024)

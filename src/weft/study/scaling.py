@@ -13,8 +13,8 @@ from typing import Any
 
 from weft.errors import Unsupported
 from weft.machine import Cluster
+from weft.models.workloads import Workload
 from weft.simulate.cluster import Ran
-from weft.study.workloads import Workload
 from weft.timeline import Timeline
 
 SCALINGS = ("weak", "strong")

@@ -21,15 +21,15 @@ import torch.distributed as dist
 
 from weft.errors import Unsupported
 from weft.fabric import HostFabric, Link, of
+from weft.measure.launch import Report, launch
+from weft.measure.measurement import busiest_link, interleaved, timed
 from weft.ops.concurrent import matmul_beside
 from weft.plan.concurrent import COLLECTIVES
 from weft.run.placement import Placement
 from weft.run.record import record
 from weft.strategy import Strategy
-from weft.study.c3.result import Outcome, Scenario, Study
-from weft.study.c3.scenarios import Case
-from weft.study.launch import Report, launch
-from weft.study.measure import busiest_link, interleaved, timed
+from weft.study.c3.cases import Case
+from weft.study.c3.findings import Outcome, Scenario, Study
 from weft.timeline import COMMUNICATION, Timeline, percent_of_ideal
 
 WORLD = 2
