@@ -1,7 +1,7 @@
 """Collectives over shared memory: public functions, handles, and the torch.distributed backend.
 
 Bytes move in chunks and without Python; sums are in the order of ranks. `native/channel.h` has the
-protocol. Only `channel.py` reaches the native module.
+protocol. Only `group_channel.py` reaches the native module.
 """
 
 from weft.collectives import backend as _backend

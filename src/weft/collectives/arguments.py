@@ -7,7 +7,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
-from weft.collectives.channel import GroupChannel, Job
+from weft.collectives.group_channel import GroupChannel, Job
 from weft.collectives.handle import Handle
 from weft.dtype import name_of
 from weft.errors import Error, Unsupported

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from weft import fabric as fabrics
-from weft.collectives import channel as channels
+from weft.collectives import group_channel as channels
 from weft.collectives.backend_call import (
     BackendCall,
     Tensors,
@@ -25,7 +25,7 @@ from weft.collectives.backend_call import (
     split_bytes,
 )
 from weft.collectives.backend_work import PendingMessage, WeftWork
-from weft.collectives.channel import check_reduction
+from weft.collectives.group_channel import check_reduction
 from weft.collectives.kinds import (
     ALL_GATHER,
     ALL_REDUCE,

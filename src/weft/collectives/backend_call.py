@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from weft.collectives import channel as channels
+from weft.collectives import group_channel as channels
 from weft.collectives.backend_work import Finish, Pending, WeftWork
-from weft.collectives.channel import GroupChannel, Job
+from weft.collectives.group_channel import GroupChannel, Job
 from weft.collectives.handle import Handle
 from weft.collectives.kinds import REDUCTIONS
 from weft.errors import Unsupported

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.futures import Future
 
 from weft import fabric as fabrics
-from weft.collectives.channel import FOREVER, GroupChannel, Message, now_ns
+from weft.collectives.group_channel import FOREVER, GroupChannel, Message, now_ns
 from weft.collectives.handle import Handle
 from weft.errors import Error, Mismatch
 from weft.fabric.outcomes import AGAIN, DISAGREE, OK, TIMEOUT

@@ -8,7 +8,7 @@ from typing import Literal, overload
 import torch
 import torch.distributed as dist
 
-from weft.collectives import channel as channels
+from weft.collectives import group_channel as channels
 from weft.collectives.arguments import (
     TensorOrHandle,
     answer,
@@ -20,7 +20,7 @@ from weft.collectives.arguments import (
     checked,
     row_bytes,
 )
-from weft.collectives.channel import GroupChannel, check_engine
+from weft.collectives.group_channel import GroupChannel, check_engine
 from weft.collectives.handle import Handle
 from weft.collectives.kinds import ALL_GATHER, BROADCAST, GATHER
 from weft.errors import Unsupported

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Generic, TypeVar
 
-from weft.collectives.channel import FOREVER, GroupChannel, Job, now_ns
+from weft.collectives.group_channel import FOREVER, GroupChannel, Job, now_ns
 from weft.errors import Error, Timeout
 from weft.fabric.outcomes import AGAIN, OK
 

@@ -12,7 +12,7 @@ from weft.run.explain import Explanation
 from weft.timeline import COMMUNICATION, Span, Timeline
 
 if TYPE_CHECKING:
-    from weft.collectives.channel import Facts, Job
+    from weft.collectives.group_channel import Facts, Job
 
 LANE = "channel"
 """The lane for what a rank does alone. Bytes from a peer are on the lane of that peer's engine."""
