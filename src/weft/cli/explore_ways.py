@@ -20,7 +20,7 @@ from weft.report.units import byte_size
 from weft.simulate import run
 from weft.simulate.cluster import ask, bound
 from weft.study.collective_comparison import Comparison, compare
-from weft.study.collective_ways import Way, ways, world_of
+from weft.study.collective_ways import CollectiveWay, ways, world_of
 from weft.timeline import Timeline
 
 SIZES = "64KiB,1MiB,16MiB,1GiB"
@@ -39,7 +39,7 @@ def node_of(machine: str, nodes: str | None, algorithm: str, chunks: int | None)
     return cluster.with_nodes(1)
 
 
-def way_of(algorithm: str) -> Way | None:
+def way_of(algorithm: str) -> CollectiveWay | None:
     """The way that `--algorithm` names, if it is one of a node and not one of links."""
     named = [way for way in ways() if way.name == algorithm and way.by != "links"]
     return named[0] if named else None

@@ -9,7 +9,7 @@ from typing import Any
 from weft.errors import Unsupported
 from weft.machine import Cluster
 from weft.plan.collective import Collective, find_kind
-from weft.study.collective_ways import Way, ways
+from weft.study.collective_ways import CollectiveWay, ways
 
 Progress = Callable[[float, str], None]
 
@@ -18,7 +18,7 @@ Progress = Callable[[float, str], None]
 class WayTimes:
     """One way at all sizes, in seconds. fixed: what it takes however little there is to move."""
 
-    way: Way
+    way: CollectiveWay
     fixed: float
     seconds: tuple[float, ...]
 
@@ -86,7 +86,7 @@ def compare(
     kind: str,
     sizes: Sequence[float],
     world: int,
-    only: Way | None = None,
+    only: CollectiveWay | None = None,
     progress: Progress | None = None,
 ) -> Comparison:
     """Asks every way (or only one) how long a collective takes on one node, at every size."""

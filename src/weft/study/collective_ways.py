@@ -40,7 +40,7 @@ ROUNDS = 9
 """How often the channel is timed at each size."""
 
 
-class Way(Protocol):
+class CollectiveWay(Protocol):
     """One way to carry out a collective."""
 
     @property
@@ -69,21 +69,21 @@ class Way(Protocol):
         ...
 
 
-_ways: dict[str, Way] = {}
+_ways: dict[str, CollectiveWay] = {}
 
 
-def register(way: Way) -> Way:
+def register(way: CollectiveWay) -> CollectiveWay:
     """Adds a way to the list."""
     _ways[way.name] = way
     return way
 
 
-def ways() -> tuple[Way, ...]:
+def ways() -> tuple[CollectiveWay, ...]:
     """All ways, in the order of tables."""
     return tuple(_ways.values())
 
 
-def find_way(name: str) -> Way:
+def find_way(name: str) -> CollectiveWay:
     """The way of that name."""
     if name not in _ways:
         raise Unsupported(
