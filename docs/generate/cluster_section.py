@@ -1,4 +1,4 @@
-"""Clusters in docs/fidelity.md: another simulator's numbers, and what decides DLRM."""
+"""The section of docs/fidelity.md about clusters: another simulator, and the saving of DLRM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/fidelity.md and its plots, from the comparisons that `weft bench fidelity` makes."""
+"""Makes docs/fidelity.md and its plots from the results of `weft bench fidelity`."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def _promises(promises: Sequence[tuple[str, float, str, bool]]) -> str:
 
 
 def _summaries(some: Iterable[Summary]) -> str:
-    """Two figures of each comparison in a row."""
+    """One row per comparison, with its worst and its mean error."""
     by_what: dict[str, dict[str, Summary]] = {}
     for summary in some:
         by_what.setdefault(summary.what, {})[summary.measure.split()[0]] = summary

@@ -1,4 +1,4 @@
-"""How near the simulator is to measurements: every comparison that weft answers for.
+"""Compares the simulator with measurements, and checks every promised error.
 
 `weft bench fidelity --write docs` writes docs/fidelity.md and its plots.
 """
@@ -15,9 +15,9 @@ from weft.study.ficco import Story, tell
 
 HEADERS = ("comparison", "measure", "value", "promised")
 BEST = (1.45, 1.75)
-"""What the best schedules should reach at most over the 16 scenarios."""
+"""The expected range of the largest speedup over the 16 scenarios."""
 SLOWER = 2.0
-"""So many times as long as serial is `much slower`."""
+"""A schedule is `much slower` if it takes this many times as long as serial."""
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,11 @@ class Findings:
 
 
 def run(report: Report) -> Result:
-    """Cost models against measurements, then FiCCO's scenarios on a mesh and behind a switch."""
+    """Cost models against measurements, then FiCCO's scenarios on a mesh and on a switch."""
     report(0.0, "cost models against measurements")
     found = compare()
     story = tell(report)
-    # FiCCO's ideal is there twice: from the cost models alone, and simulated, which counts.
+    # FiCCO's ideal exists twice. The simulated one counts, not the one of the cost models.
     costs = [summary for summary in found.summaries if not summary.what.startswith("FiCCO")]
     summaries = [*costs, *_story(story)]
     promises = [(_name(s), s.value, _promised(s), s.reached) for s in summaries if _promised(s)]

@@ -53,7 +53,7 @@ class PendingMessage:
         until = FOREVER if timeout is None else now_ns() + int(timeout * 1e9)
         try:
             while True:
-                outcome = channel.fabric.messages.wait(message, until)
+                outcome = channel.messages.wait(message, until)
                 if outcome[0] != AGAIN:
                     break
                 if now_ns() >= until:

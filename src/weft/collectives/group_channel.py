@@ -21,7 +21,7 @@ from weft.collectives import recording
 from weft.collectives.kinds import DTYPES, OTHER, REDUCTIONS, SUM
 from weft.dtype import name_of
 from weft.errors import Cancelled, Error, Mismatch, PeerLost, Timeout, Unsupported
-from weft.fabric import HostFabric, _native
+from weft.fabric import Fabric, _native
 from weft.fabric.outcomes import (
     AGAIN,
     DISAGREE,
@@ -54,9 +54,11 @@ os.register_at_fork(after_in_child=_known.clear)  # a forked child is not a rank
 class GroupChannel:
     """The collectives of one group on this rank. `of(group)` makes it."""
 
-    def __init__(self, fabric: HostFabric) -> None:
+    def __init__(self, fabric: Fabric) -> None:
         self.fabric = fabric
-        self.native = fabric.channel
+        self.native: _native.Channel
+        self.messages: _native.Messages
+        self.native, self.messages = fabric.channels()
         self.rank, self.world = fabric.rank, fabric.world
         self.group_ref = fabric.group_ref
         self._quick = self.native.quick
@@ -195,7 +197,7 @@ class GroupChannel:
     def message(self, sends: bool, peer: int, tag: int, tensor: torch.Tensor) -> Message:
         """Starts to send or receive a message in the background. Its tensor is kept alive until
         the message has ended, even if the caller drops what it was given."""
-        started = self.fabric.messages.start(
+        started = self.messages.start(
             sends, peer, tag, tensor.data_ptr(), tensor.nbytes, int(self.patience * 1e9), True
         )
         if len(self._messages) >= self._most_messages:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from weft.collectives.kinds import BY_NUMBER, DTYPES, REDUCTIONS
@@ -42,7 +42,7 @@ class CollectiveExplanation(Explanation):
     """The last collective of this process. `schedule` is how bytes arrived at this rank, and
     `num_tasks` is the number of chunks."""
 
-    bytes_by_way: dict[str, int]
+    bytes_by_way: dict[str, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
         chunks = "1 chunk" if self.num_tasks == 1 else f"{self.num_tasks} chunks"

@@ -20,8 +20,8 @@ from weft.schedule import Schedule
 class AllGatherMatmul:
     """Y_i = all_gather(X) @ W_i on every rank.
 
-    rows: rows of X on each rank. columns: per rank, the columns of each W_i there. gathered:
-    whether the gathered X is asked for too. result: the dtype of every Y_i, if not that of X.
+    rows: rows of X on each rank. columns: per rank, the columns of each of its W_i. gathered:
+    whether the gathered X is an output, too. result: the dtype of every Y_i, if not that of X.
     """
 
     rows: tuple[int, ...]
@@ -73,7 +73,7 @@ class AllGatherMatmul:
         return 0 if source == target else self.rows[source] * self.k * ITEM_BYTES[self.dtype]
 
     def compute_only(self) -> AllGatherMatmul:
-        """The GEMM that one rank carries out, with everything already there."""
+        """The GEMM of one rank, without communication."""
         return replace(self, rows=(self.m,), columns=self.columns[:1], gathered=False)
 
     def x_rows(self, rank: int) -> int:

@@ -1,6 +1,6 @@
-"""Matmul then all-to-all: every rank multiplies its rows, and each goes to the rank it is for.
+"""Matmul then all-to-all: every rank multiplies its rows and sends each row to its target rank.
 
-What an MoE layer does after its experts (combine).
+This is the last GEMM of the experts of an MoE layer, followed by combine.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from weft.schedule import Schedule
 @register
 @dataclass(frozen=True)
 class MatmulAllToAll:
-    """Y on rank r = the rows for r of X_s @ W_s, of every rank s in turn.
+    """Y on rank r = the rows of X_s @ W_s that are sent to r, in the order of ranks s.
 
     splits: per rank, how many of its rows go to each rank. inner: the K of every rank. result: the
     dtype of the products that travel and of Y, if not that of X.
@@ -46,7 +46,7 @@ class MatmulAllToAll:
         dtype: str = "float32",
         result: str | None = None,
     ) -> MatmulAllToAll:
-        """The operation with M rows on every rank, evenly for all ranks."""
+        """The operation with M rows on every rank, split evenly over all ranks."""
         return cls((split(m, world),) * world, n, (k,) * world, dtype, result)
 
     @property
@@ -66,7 +66,7 @@ class MatmulAllToAll:
         return rows * self.n * ITEM_BYTES[result_dtype(self)]
 
     def compute_only(self) -> MatmulAllToAll:
-        """The GEMM that one rank carries out."""
+        """The GEMM of one rank, without communication."""
         return replace(self, splits=((sum(self.splits[0]),),), inner=self.inner[:1])
 
     def sizes(self, maker: int) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Matmul then reduce-scatter: Y_r = rows r of the sum of X @ W, with K cut over ranks."""
+"""Matmul then reduce-scatter: Y_r = the rows of r in the sum of X @ W, with K cut over ranks."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from weft.schedule import Schedule
 @register
 @dataclass(frozen=True)
 class MatmulReduceScatter:
-    """Y on rank r = rows of r in sum(X_s @ W_s for every rank s).
+    """Y on rank r = the rows of r in sum(X_s @ W_s for every rank s).
 
-    rows: how many of the M rows each rank keeps. inner: the K of every rank. result: the dtype of
-    the products that travel and of Y, if not that of X.
+    rows: per rank, how many of the M rows it keeps. inner: the K of every rank. result: the dtype
+    of the products that travel and of Y, if not that of X.
     """
 
     rows: tuple[int, ...]
@@ -67,7 +67,7 @@ class MatmulReduceScatter:
         )
 
     def compute_only(self) -> Self:
-        """The GEMM that one rank carries out."""
+        """The GEMM of one rank, without communication."""
         return replace(self, rows=(self.m,), inner=self.inner[:1])
 
     def sizes(self, maker: int) -> tuple[int, ...]:

@@ -27,8 +27,10 @@ import numpy as np
 import torch
 
 from weft.fabric import _native
-from weft.fabric.eager import MOST_BYTES
-from weft.fabric.lanes import Flight, Lane, NetworkProgram, Payload
+from weft.fabric.group.eager import MOST_BYTES
+from weft.fabric.group.responsive import become_responsive
+from weft.fabric.group.transfers import NetworkFlight, NetworkProgram, Payload, Poster
+from weft.fabric.group.transport import Posted, Transport, wait
 from weft.fabric.outcomes import (
     AGAIN,
     CANCELLED,
@@ -39,8 +41,6 @@ from weft.fabric.outcomes import (
     TIMEOUT,
     Outcome,
 )
-from weft.fabric.responsive import become_responsive
-from weft.fabric.transport import Transport, Work, wait
 
 HEADER_TAG = 0
 _HEAD = struct.Struct("<QQQI")
@@ -65,7 +65,7 @@ class _Header(NamedTuple):
 _NOTHING: Payload = np.empty(0, np.uint8)
 
 
-class Bridge:
+class NetworkNative:
     """The native fabric of the ranks of this machine (`members`), and a transport to all ranks."""
 
     def __init__(
@@ -85,13 +85,13 @@ class Bridge:
         self._entered = [0] * world
         self._failed_in = 0
         self._gone: dict[int, int] = {}
-        self._waiting: Flight | None = None
-        self._flying: Flight | None = None
+        self._waiting: NetworkFlight | None = None
+        self._flying: NetworkFlight | None = None
         self._stuck: set[int] = set()
-        self._lanes: dict[tuple[int, bool], Lane] = {}
-        self._sent: deque[tuple[Mapping[int, torch.Tensor], list[Work]]] = deque(maxlen=3)
-        self._poster = Lane("weft posts")
-        self._starting: Flight | None = None
+        self._lanes: dict[tuple[int, bool], Poster] = {}
+        self._sent: deque[tuple[Mapping[int, torch.Tensor], list[Posted]]] = deque(maxlen=3)
+        self._poster = Poster("weft posts")
+        self._starting: NetworkFlight | None = None
         self._closed = False
         self._listeners = [
             threading.Thread(target=self._listen, args=(peer,), daemon=True, name=f"weft {peer}")
@@ -181,9 +181,9 @@ class Bridge:
             self._start(flight)
         self._changed.notify_all()
 
-    def _start(self, flight: Flight, computes: bool = False) -> None:
+    def _start(self, flight: NetworkFlight, computes: bool = False) -> None:
         """Lets a flight go if all ranks mean what it was made for; all headers are there. computes:
-        whether this is a compute thread, which does not post transfers itself (see `Lane`)."""
+        whether this is a compute thread, which does not post transfers itself (see `Poster`)."""
         if not self._agrees(flight.call, flight.signatures):
             return
         headers, eager = self._headers[flight.call], flight.program.eager
@@ -245,10 +245,10 @@ class Bridge:
         tensors: Sequence[torch.Tensor],
         signatures: Sequence[int],
         record: bool,
-    ) -> Flight:
+    ) -> NetworkFlight:
         """A call that goes as soon as all headers are known to agree."""
         inside = [signatures[rank] for rank in self._members]
-        flight = Flight(
+        flight = NetworkFlight(
             self.inner,
             self.transport,
             program,
@@ -267,21 +267,21 @@ class Bridge:
                 self._start(flight, computes=True)
         return flight
 
-    def _lane(self, peer: int, sends: bool) -> Lane:
+    def _lane(self, peer: int, sends: bool) -> Poster:
         lane = self._lanes.get((peer, sends))
         if lane is None:
             name = f"weft {'to' if sends else 'from'} {peer}"
-            lane = self._lanes[(peer, sends)] = Lane(name)
+            lane = self._lanes[(peer, sends)] = Poster(name)
         return lane
 
-    def cancel(self, flight: Flight) -> None:
+    def cancel(self, flight: NetworkFlight) -> None:
         with self._changed:
             self._waiting = self._starting = None
             flight.cancelled = True
         if flight.inner is not None:
             self.inner.cancel(flight.inner)
 
-    def finish(self, flight: Flight) -> Outcome:
+    def finish(self, flight: NetworkFlight) -> Outcome:
         """Waits until nothing of the call is under way. Once it is cancelled, transfers end only
         with their connections, and the group with these."""
         if flight.inner is None:
@@ -303,20 +303,20 @@ class Bridge:
         inside = self.inner.finish(flight.inner)
         return flight.outcome if flight.outcome[0] != OK else inside
 
-    def outcome(self, flight: Flight) -> Outcome:
+    def outcome(self, flight: NetworkFlight) -> Outcome:
         if flight.outcome[0] != OK or flight.inner is None:
             return flight.outcome
         return self.inner.outcome(flight.inner)
 
-    def wait(self, flight: Flight, rank: int, counter: int) -> Outcome:
+    def wait(self, flight: NetworkFlight, rank: int, counter: int) -> Outcome:
         assert flight.inner is not None
         return self._first_hand(flight, self.inner.wait(flight.inner, rank, counter))
 
-    def wait_doorbell(self, flight: Flight, seen: int) -> Outcome:
+    def wait_doorbell(self, flight: NetworkFlight, seen: int) -> Outcome:
         assert flight.inner is not None
         return self._first_hand(flight, self.inner.wait_doorbell(flight.inner, seen))
 
-    def _first_hand(self, flight: Flight, outcome: Outcome) -> Outcome:
+    def _first_hand(self, flight: NetworkFlight, outcome: Outcome) -> Outcome:
         """Says as a rank of the group what the native fabric says as one of the machine; a timeout
         names the transfer's peer where that timed out too."""
         if outcome[0] in (OK, AGAIN, CANCELLED):

@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from weft.fabric.lanes import Payload, Transfer, bytes_of, view_of
+from weft.fabric.group.transfers import Payload, bytes_of, view_of
+from weft.fabric.reach import Transfer
 from weft.plan.tasks import Copy, Plan
 
 MOST_BYTES = 256 * 1024

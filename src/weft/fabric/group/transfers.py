@@ -17,6 +17,8 @@ import numpy as np
 import torch
 
 from weft.fabric import _native
+from weft.fabric.group.responsive import become_responsive
+from weft.fabric.group.transport import Posted, Transport, wait
 from weft.fabric.outcomes import (
     AGAIN,
     CANCELLED,
@@ -26,29 +28,13 @@ from weft.fabric.outcomes import (
     TIMEOUT,
     Outcome,
 )
-from weft.fabric.responsive import become_responsive
-from weft.fabric.transport import Transport, Work, wait
+from weft.fabric.reach import Transfer
 from weft.plan.tasks import Region
 
 Payload = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
 
 FIRST_TAG = 1
 """The tag of task 0; below it is that of headers."""
-
-
-@dataclass(frozen=True, slots=True)
-class Transfer:
-    """This rank's end of a copy over the network: the region that it sends or fills, the counters
-    (rank in the machine, index) to wait for first, and those that it sets and rings."""
-
-    task: int
-    peer: int
-    sends: bool
-    buffer: int
-    region: Region
-    waits: tuple[tuple[int, int], ...]
-    counter: int = -1
-    rings: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -69,7 +55,7 @@ class NetworkProgram:
         return lanes
 
 
-class Lane:
+class Poster:
     """A thread that runs jobs one after the other. Transfers are posted by such threads: gloo holds
     a lock then, and its own thread, if it wakes on the same core, spins on it until the next tick.
     It takes the core from a compute thread, but not from one that is as responsive and has just
@@ -95,7 +81,7 @@ class Lane:
             job()
 
 
-class Flight:
+class NetworkFlight:
     """One call under way: its copies inside the machine and its transfers."""
 
     def __init__(
@@ -133,7 +119,7 @@ class Flight:
         return len(self._open)
 
     def start(
-        self, lane_of: Callable[[int, bool], Lane], came: Mapping[int, Payload] | None = None
+        self, lane_of: Callable[[int, bool], Poster], came: Mapping[int, Payload] | None = None
     ) -> None:
         """Lets everything go; the ranks have agreed. came: what came with the headers of the peers,
         where that is all that is to come."""
@@ -228,7 +214,9 @@ class Flight:
                 max(0.0, (self.deadline - _native.now_ns()) / 1e9),
             )
 
-    def _run(self, peer: int, transfers: Sequence[Transfer], posted: list[_Posted | None]) -> None:
+    def _run(
+        self, peer: int, transfers: Sequence[Transfer], posted: list[_UnderWay | None]
+    ) -> None:
         """Waits for the transfers of a lane, posting those that had something to wait for."""
         try:
             if transfers[0].sends:
@@ -275,15 +263,15 @@ class Flight:
                     self.fail(*outcome)
                 raise _Stopped
 
-    def _post(self, transfer: Transfer) -> _Posted:
+    def _post(self, transfer: Transfer) -> _UnderWay:
         view = self._view(transfer)
         tag = FIRST_TAG + transfer.task
         flat = view if view.is_contiguous() else torch.empty_like(view).contiguous()
         if transfer.sends:
             if flat is not view:
                 np.copyto(bytes_of(flat), bytes_of(view))
-            return _Posted(self.transport.send(flat, transfer.peer, tag), flat, view)
-        return _Posted(self.transport.receive(flat, transfer.peer, tag), flat, view)
+            return _UnderWay(self.transport.send(flat, transfer.peer, tag), flat, view)
+        return _UnderWay(self.transport.receive(flat, transfer.peer, tag), flat, view)
 
 
 class _Stopped(Exception):
@@ -291,10 +279,10 @@ class _Stopped(Exception):
 
 
 @dataclass(slots=True)
-class _Posted:
+class _UnderWay:
     """A transfer under way between a peer and `flat`, which stands for `view`."""
 
-    work: Work
+    work: Posted
     flat: torch.Tensor
     view: torch.Tensor
 

@@ -9,11 +9,11 @@ from functools import lru_cache
 from pathlib import Path
 
 from weft.errors import Unsupported
-from weft.fabric import HostFabric
+from weft.fabric import Fabric
 from weft.fabric.link import Link
 from weft.machine import Machine, load
 
-calibrator: Callable[[HostFabric], Machine] | None = None
+calibrator: Callable[[Fabric], Machine] | None = None
 """Describes this machine with the ranks of a group, in at most two seconds, and keeps the result;
 collective. Set by whoever can: measuring is the business of a layer above this one."""
 
@@ -29,7 +29,7 @@ def must_calibrate() -> bool:
     return False
 
 
-def calibrate(fabric: HostFabric) -> Machine:
+def calibrate(fabric: Fabric) -> Machine:
     """Describes this machine; all ranks of the group call it."""
     assert calibrator is not None, "rank 0 asks for it only where there is one"
     return calibrator(fabric)

@@ -1,6 +1,6 @@
-"""How ranks meet before they share anything: each puts a card into the group's store and reads
-those of the others. Not a collective, so that a rank that does not come is a `Timeout` that names
-it, and an interrupt is heard."""
+"""How ranks meet before they share anything: each puts a card into the group's store and reads the
+cards of the others. This is no collective, so that a missing rank is named by a `Timeout` and an
+interrupt works."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ group: the network between machines and shared memory inside. flat: the network 
 
 @dataclass(frozen=True)
 class Hello:
-    """The first card: where a rank is, which weft it runs, and which fabric it was told to use."""
+    """The first card: where a rank is, which weft it runs, and which fabric it asks for."""
 
     machine: str
     host: str
@@ -34,18 +34,19 @@ class Hello:
     error: str = ""
 
 
-def hello(group: dist.ProcessGroup, deadline: float) -> list[Hello]:
+def hello(group: dist.ProcessGroup, deadline: float, more: Sequence[str] = ()) -> list[Hello]:
     """The first cards of all ranks, which have the same weft and ask for the same fabric."""
     asked = os.environ.get("WEFT_FABRIC", "auto")
     error = ""
-    if asked not in KINDS:
+    known = [*KINDS, *more]
+    if asked not in known:
         error = (
-            f"has WEFT_FABRIC={asked!r}{nearest(asked, KINDS)}; it may be one of {', '.join(KINDS)}"
+            f"has WEFT_FABRIC={asked!r}{nearest(asked, known)}; it may be one of {', '.join(known)}"
         )
     own = Hello(machine(), _host_name(), _native.VERSION, asked, error)
     members = range(dist.get_world_size(group))
     said = exchange(group, members, "hello", asdict(own), deadline)
-    # What an older or newer weft says beside this is not known here, and its version tells.
+    # An older or newer weft may have other fields; its version is compared next.
     cards = [Hello(**{name: card.get(name, "") for name in asdict(own)}) for card in said]
     check_versions([card.version for card in cards], members)
     for rank, card in enumerate(cards):
@@ -60,7 +61,7 @@ def hello(group: dist.ProcessGroup, deadline: float) -> list[Hello]:
 
 
 def check_versions(versions: Sequence[str], members: Sequence[int]) -> None:
-    """That all ranks run the same weft."""
+    """Raises unless all ranks run the same weft."""
     for rank, version in zip(members, versions, strict=True):
         if version != versions[0]:
             raise Unsupported(

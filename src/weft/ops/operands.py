@@ -1,33 +1,22 @@
-"""What all operators share: groups by name, checks of their arguments, rows of tensors with more
-dimensions, the choice of a schedule, and the way into the dispatcher."""
+"""What operators share about their arguments: groups by name, checks, and rows of tensors with more
+than two dimensions."""
 
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import _resolve_process_group
 
 from weft.errors import Mismatch, Unsupported
-from weft.fabric import HostFabric
 from weft.plan.scattering import shared_bytes
-from weft.plan.tasks import Plannable
-from weft.run.call import CHOSEN, check_tensor, refuse
-from weft.run.proposal import Items
+from weft.run.call import check_tensor
 from weft.schedule import ENGINES, Schedule
-from weft.select import auto
-from weft.select.auto import AUTO, Decision
 from weft.select.store import bucket
 
-library = torch.library.Library("weft", "FRAGMENT")  # type: ignore[no-untyped-call]
-"""Where `torch.ops.weft.*` are defined."""
-
-ANY = Schedule.parse("adaptive")
-_BETWEEN_MACHINES = Decision(ANY.name, ANY, "ranks are on several machines")
+_ANY = Schedule.parse("adaptive")
 
 DTYPES = {
     torch.float64: "float64",
@@ -60,64 +49,16 @@ def resolve_group(name: str) -> dist.ProcessGroup:
     return _resolve_process_group(name)  # type: ignore[arg-type]
 
 
-def requested(schedule: str | Schedule) -> Decision | None:
-    """The schedule that the caller asks for, or the environment where the caller leaves it open;
-    None where it is to be chosen."""
-    if isinstance(schedule, Schedule):
-        return Decision(schedule.name, schedule, "asked for")
-    if not isinstance(schedule, str):
-        raise Unsupported(
-            f"schedule must be a name or a weft.Schedule, not {type(schedule).__name__}"
-        )
-    why = "asked for"
-    if schedule == AUTO:
-        schedule, why = os.environ.get("WEFT_SCHEDULE") or AUTO, "WEFT_SCHEDULE is set"
-        if schedule == AUTO:
-            return None
-    parsed = Schedule.parse(schedule)
-    return Decision(parsed.name, parsed, why)
-
-
-def decide(
-    fabric: HostFabric,
-    name: str,
-    key: Hashable,
-    operation: Callable[[], Plannable],
-    work: int = 1,
-) -> Decision:
-    """What `schedule="auto"` is to run in a call of an operator, for sizes that `key` stands for.
-
-    operation: made where it is not known yet; if peers have other sizes than this rank expects, it
-    is near enough to choose by. All ranks call this at the same place, and outside of what they
-    would refuse: in the first call the ranks meet. work: what a call's time is in proportion to,
-    where one key stands for calls of several sizes.
-    """
-    if fabric.network:
-        return _BETWEEN_MACHINES
-    memory = auto.of(fabric)
-    memory.meet()
-    try:
-        return memory.decide((name, key), operation, work)
-    except Exception as error:
-        refuse(fabric, name, error)
-        raise
-
-
-def chosen_item(told: tuple[str, str] | None) -> Items:
-    """What rank 0's header says beside its sizes, where it has chosen for all."""
-    return () if told is None else ((CHOSEN, told),)
-
-
-def spaces_of(
-    decision: Decision, world: int, made: int, owned: int, n: int, dtype: str, summed: bool
+def shared_workspaces(
+    schedule: Schedule | None, world: int, made: int, owned: int, n: int, dtype: str, summed: bool
 ) -> dict[str, int]:
-    """The workspace that peers touch (`plan.scattering.shared_bytes`), for a schedule, or for any
+    """The workspace that peers touch (`plan.scattering.shared_bytes`) for a schedule, or for any
     that rank 0 may have chosen: only what is touched becomes memory."""
-    engines = ENGINES if decision.schedule is None else (decision.schedule.engine,)
+    engines = ENGINES if schedule is None else (schedule.engine,)
     spaces: dict[str, int] = {}
     for engine in engines:
-        schedule = (decision.schedule or ANY).with_engine(engine)
-        spaces.update(shared_bytes(schedule, world, made, owned, n, dtype, summed))
+        one = (schedule or _ANY).with_engine(engine)
+        spaces.update(shared_bytes(one, world, made, owned, n, dtype, summed))
     return spaces
 
 
@@ -128,30 +69,11 @@ def bucket_of(*sizes: int) -> tuple[int, ...]:
 
 
 def check_group_rank(name: str, sizes: Sequence[int], world: int, rank: int, actual: int) -> None:
-    """That a list with one size per rank fits the group and this rank; below 0 is any size."""
+    """Raises unless a list with one size per rank fits the group and this rank; below 0 is any."""
     if len(sizes) != world:
         raise Unsupported(f"{name} has {len(sizes)} sizes, but the group has {world} ranks")
     if sizes[rank] != actual and sizes[rank] >= 0:
         raise Unsupported(f"{name} says {sizes[rank]} for rank {rank}, but its tensor has {actual}")
-
-
-def define(
-    schema: str,
-    kernel: Callable[..., Any],
-    fake: Callable[..., Any],
-    backward: Callable[..., Any] | None = None,
-    setup_context: Callable[..., None] | None = None,
-) -> None:
-    """Makes an operator known as `torch.ops.weft.NAME`, for CPU tensors, for graphs, and for
-    autograd."""
-    name = schema.partition("(")[0]
-    library.define(schema)  # type: ignore[no-untyped-call]
-    library.impl(name, kernel, "CPU")  # type: ignore[no-untyped-call]
-    torch.library.register_fake(f"weft::{name}", fake, lib=library)
-    if backward is not None:
-        torch.library.register_autograd(
-            f"weft::{name}", backward, setup_context=setup_context, lib=library
-        )
 
 
 def dispatched(tensors: Sequence[object], out: object, sizes: Sequence[object] = ()) -> bool:
@@ -181,8 +103,8 @@ def _are_sizes(sizes: object) -> bool:
 def check_operands(
     x_name: str, x: torch.Tensor, weights: Sequence[torch.Tensor], any_weight: bool = False
 ) -> None:
-    """That x [..., K] and every w [K, N] can be multiplied. any_weight: the dtype of w has been
-    looked at already."""
+    """Raises unless x [..., K] and every w [K, N] can be multiplied. any_weight: the dtype of w has
+    been checked already."""
     check_tensor(x_name, x, (2, 3, 4))
     for i, weight in enumerate(weights):
         name = "w" if len(weights) == 1 else f"w[{i}]"
@@ -216,7 +138,7 @@ def check_out(
     rows: int | None = None,
     x_name: str = "x",
 ) -> None:
-    """That a result with so many columns can be put into out; the rows where known by now."""
+    """Raises unless a result with so many columns, and rows if they are known, fits into out."""
     if x.dim() != 2:
         raise Unsupported(f"out= takes 2-D {x_name} only; reshape it to [rows, K] first")
     tensor = check_tensor(name, out, (2,))

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo
 
 from weft.errors import Unsupported
-from weft.fabric.responsive import become_responsive
+from weft.fabric.group.responsive import become_responsive
 
 ABORT_TAG = 2**31 - 1
 _FOREVER = timedelta(days=10_000)
@@ -27,7 +27,7 @@ _CONNECT_WAITS = 5
 """How often gloo waits for its timeout until it gives up to be connected."""
 
 
-class Work(Protocol):
+class Posted(Protocol):
     """A transfer under way."""
 
     def wait(self, timeout: timedelta = ...) -> bool: ...
@@ -36,8 +36,8 @@ class Work(Protocol):
 class Group(Protocol):
     """What is used of a process group; a `dist.ProcessGroup` and each backend of one has it."""
 
-    def send(self, tensors: list[torch.Tensor], dstRank: int, tag: int) -> Work: ...  # noqa: N803
-    def recv(self, tensors: list[torch.Tensor], srcRank: int, tag: int) -> Work: ...  # noqa: N803
+    def send(self, tensors: list[torch.Tensor], dstRank: int, tag: int) -> Posted: ...  # noqa: N803
+    def recv(self, tensors: list[torch.Tensor], srcRank: int, tag: int) -> Posted: ...  # noqa: N803
 
 
 class Transport:
@@ -50,10 +50,10 @@ class Transport:
         self._aborting = threading.Lock()
         self.aborted = False
 
-    def send(self, tensor: torch.Tensor, peer: int, tag: int) -> Work:
+    def send(self, tensor: torch.Tensor, peer: int, tag: int) -> Posted:
         return self._group.send([tensor], peer, tag)
 
-    def receive(self, tensor: torch.Tensor, peer: int, tag: int) -> Work:
+    def receive(self, tensor: torch.Tensor, peer: int, tag: int) -> Posted:
         return self._group.recv([tensor], peer, tag)
 
     def abort(self) -> None:
@@ -71,7 +71,7 @@ class Transport:
                     self.receive(nothing, peer, ABORT_TAG).wait(timedelta(milliseconds=1))
 
 
-def wait(work: Work, seconds: float | None = None) -> None:
+def wait(work: Posted, seconds: float | None = None) -> None:
     """Waits for a transfer; RuntimeError if it fails or takes longer."""
     allowed = _FOREVER if seconds is None else timedelta(seconds=max(seconds, 1e-3))
     work.wait(allowed)

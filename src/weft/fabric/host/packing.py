@@ -13,8 +13,11 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from weft.fabric import _native
-from weft.run.bags import TYPES
-from weft.run.repeat import Place
+from weft.fabric.host.bags import TYPES
+
+Place = tuple[int, int, bool, int, int]
+"""Of a weight: its address, its type, whether its columns are contiguous, the bytes from a row (or
+a column) to the next, and how many rows it has."""
 
 _SWITCH = "WEFT_PREPACK"
 _SAMPLES = 16

@@ -1,4 +1,4 @@
-"""What a rank means to do in a call, in words that its peers can compare with their own."""
+"""The header of a call: what a rank proposes to do, in a form that its peers can compare."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Items = tuple[tuple[str, Any], ...]
 
 @dataclass(frozen=True)
 class Proposal:
-    """`same` must be equal on all ranks; `own` may differ from rank to rank (sizes of uneven
-    shards). A rank whose input is bad proposes its `error`, so that no peer waits for it."""
+    """What a rank proposes. `same` must be equal on all ranks; `own` may differ (sizes of uneven
+    shards). A rank with bad input proposes its `error`, so that no peer waits for it."""
 
     operation: str
     same: Items = ()
@@ -27,8 +27,8 @@ class Proposal:
 
     @cached_property
     def blob(self) -> bytes:
-        said = [self.operation, self.same, self.own, self.error]
-        text = json.dumps(said, ensure_ascii=False).encode(errors="replace")
+        items = [self.operation, self.same, self.own, self.error]
+        text = json.dumps(items, ensure_ascii=False).encode(errors="replace")
         if len(text) > _native.MAX_BLOB:
             raise Unsupported(
                 f"the call has too many tensors: its description takes {len(text)} bytes of "
@@ -36,8 +36,14 @@ class Proposal:
             )
         return text
 
+    @classmethod
+    def of_error(cls, operation: str, error: Exception) -> Proposal:
+        """The proposal of a rank that cannot take part."""
+        # Cut so that it always fits into a header: a character takes up to six bytes there.
+        return cls(operation, error=str(error)[:600] or type(error).__name__)
+
     def checked(self) -> Proposal:
-        """The proposal itself, once it is known to fit into a header."""
+        """The proposal itself; raises unless it fits into a header."""
         assert self.blob
         return self
 
@@ -53,12 +59,12 @@ class Proposal:
 
 @lru_cache(maxsize=4096)
 def proposal_of(operation: str, same: Items, own: Items) -> Proposal:
-    """A proposal that fits into a header; one that was made before is not made again."""
+    """A proposal that fits into a header; kept, because most calls repeat."""
     return Proposal(operation, same, own).checked()
 
 
 def check_same(proposals: Sequence[Proposal], call: int) -> None:
-    """Raises `Mismatch`, with the same words on every rank, unless all ranks mean the same call."""
+    """Raises `Mismatch`, with the same message on every rank, unless all propose the same call."""
     for rank, proposal in enumerate(proposals):
         if proposal.error:
             raise Mismatch(f"call {call} was refused by rank {rank}: {proposal.error}")
