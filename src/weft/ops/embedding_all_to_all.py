@@ -144,7 +144,7 @@ def _run(
     the ranks have met: it is that of the last such call. If that turns out wrong on any rank, all
     of them see it in the same headers, and call again."""
     fabric = fabrics.of(group)
-    known = _known.setdefault(fabric, {})
+    known, learnt = _known.setdefault(fabric, {}), False
     for _ in range(3):
         landing: Landing | None = None
         try:
@@ -158,6 +158,8 @@ def _run(
             size = known.get(local, (*guess, dtype or "float32"))
             rows = split(size[0], fabric.world)[fabric.rank]
             shape = (rows, size[1]) if local in known else None
+            if not learnt and _outdated(out, shape, size[2]):
+                rows, shape, size = 0, None, (0, 0, dtype or "float32")
             _check_out(out, shape, size[2], [*tables, *(weights or [])])
             direct = in_kernel(fabric, decision)
             spaces: dict[str, int] = {}
@@ -179,7 +181,7 @@ def _run(
                 fabric, proposal, decision, inputs, _combine, spaces, landing, shape, result, out
             )
         except _Renew as renewed:
-            known[local] = renewed.args[0]
+            known[local], learnt = renewed.args[0], True
             continue
         known[local] = size
         return y
@@ -287,6 +289,13 @@ def _checked(
     )
     bags.check()
     return bags
+
+
+def _outdated(out: object, shape: tuple[int, int] | None, dtype: str) -> bool:
+    """Whether out does not fit what the last such call gave: peers may mean another one now."""
+    if shape is None or not isinstance(out, torch.Tensor):
+        return False
+    return tuple(out.shape) != shape or out.dtype != _NAMES[dtype]
 
 
 def _check_out(out: object, shape: tuple[int, int] | None, dtype: str, inputs: Tables) -> None:
