@@ -7,27 +7,11 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import integers
+from ranks import integers, on_weft
 
 import weft
 
 NAMES = {op: getattr(dist.ReduceOp, op) for op in ("SUM", "AVG", "PRODUCT", "MIN", "MAX")}
-
-
-def on_weft(function, *arguments):
-    """Runs a function with a weft group as the default group of this rank, then gloo's again."""
-    store = dist.distributed_c10d._get_default_store()
-    rank, world = dist.get_rank(), dist.get_world_size()
-    dist.destroy_process_group()
-    on_weft.times = getattr(on_weft, "times", 0) + 1
-    prefix = dist.PrefixStore(f"weft {on_weft.times}", store)
-    dist.init_process_group("weft", store=prefix, rank=rank, world_size=world)
-    try:
-        return function(*arguments)
-    finally:
-        dist.destroy_process_group()
-        again = dist.PrefixStore(f"gloo {on_weft.times}", store)
-        dist.init_process_group("gloo", store=again, rank=rank, world_size=world)
 
 
 def every_operation(rows, dtype, background):

@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from test_backend import on_weft
+from ranks import on_weft
 
 import weft
 
