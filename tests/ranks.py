@@ -5,6 +5,7 @@ broken.
     values = pool.run(function, 1, 2)     # function(1, 2) on every rank; raises what a rank raised
     job = pool.start(function)            # the same, without waiting; then
     outcomes = job.outcomes(within=30)       # one Outcome per rank: a value, an error, or a death
+    job.hear("calling")                   # waits until every rank has called tell("calling")
     pool.renew()                          # the same processes in a new group
 
 Functions are module-level and sent by reference. Every rank is in one gloo group and has one
@@ -50,6 +51,13 @@ class Outcome:
     at: float = 0.0
 
 
+@dataclass(frozen=True)
+class Told:
+    """What a rank says while its function is under way."""
+
+    what: str
+
+
 class RankError(Exception):
     """A rank raised something that the test did not expect."""
 
@@ -59,13 +67,26 @@ class Job:
 
     def __init__(self, pool: Pool, members: list[int]) -> None:
         self._pool = pool
+        self._members = members
         self._waiting = {pool.pipes[rank]: rank for rank in members}
         self._outcomes: dict[int, Outcome] = {}
+        self._told: set[tuple[int, str]] = set()
 
     def outcomes(self, within: float = 90.0) -> list[Outcome]:
         """The outcome of every rank; a rank that takes too long breaks the pool and the test."""
+        self._receive(lambda: not self._waiting, within)
+        return [self._outcomes[rank] for rank in sorted(self._outcomes)]
+
+    def hear(self, what: str, within: float = 30.0) -> None:
+        """Waits until every rank has told this, or is through."""
+        self._receive(
+            lambda: all((r, what) in self._told or r in self._outcomes for r in self._members),
+            within,
+        )
+
+    def _receive(self, enough: Callable[[], bool], within: float) -> None:
         until = time.monotonic() + within
-        while self._waiting:
+        while not enough():
             ready = wait(list(self._waiting), timeout=max(0.0, until - time.monotonic()))
             if not ready:
                 late = sorted(self._waiting.values())
@@ -74,14 +95,15 @@ class Job:
                 raise RankError(f"ranks {late} gave no answer within {within} s{''.join(said)}")
             for pipe in ready:
                 assert isinstance(pipe, Connection)
-                rank = self._waiting.pop(pipe)
                 try:
-                    outcome = pipe.recv()
+                    came = pipe.recv()
                 except (EOFError, ConnectionResetError):
                     self._pool.broken = True
-                    outcome = Outcome(died=True, at=time.monotonic())
-                self._outcomes[rank] = outcome
-        return [self._outcomes[rank] for rank in sorted(self._outcomes)]
+                    came = Outcome(died=True, at=time.monotonic())
+                if isinstance(came, Told):
+                    self._told.add((self._waiting[pipe], came.what))
+                else:
+                    self._outcomes[self._waiting.pop(pipe)] = came
 
     def values(self, within: float = 90.0) -> list:
         """The value of every rank; raises if a rank raised or died."""
@@ -232,10 +254,13 @@ def _of_rank(environment: Environment, rank: int) -> dict[str, str]:
 def _serve(pipe: Connection, join: Callable[..., None], arguments: tuple) -> None:
     """The life of a rank: joins its group, and does what it is sent until nobody sends more."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    gc.freeze()  # what was imported before the fork is shared, and never garbage
     # Tests started in the background of a shell ignore interrupts, and their children inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    global _pipe
     join(*arguments)
-    pipe.send("joined")
+    _pipe = pipe
+    tell("joined")
     while True:
         try:
             function, given, options = pipe.recv()
@@ -272,6 +297,15 @@ def _join(name: str, rank: int, world: int, port: int, environment: dict[str, st
 
 
 # -- inside a rank ---------------------------------------------------------------------------------
+
+_pipe: Connection | None = None
+"""To the tests."""
+
+
+def tell(what: str) -> None:
+    """Tells the test how far this rank is; see `Job.hear`."""
+    assert _pipe is not None
+    _pipe.send(Told(what))
 
 
 def integers(shape, dtype, seed: int):

@@ -201,32 +201,36 @@ def train(kind):
     return losses
 
 
+@pytest.fixture
+def pool(ranks):
+    """`pool(2)`: ranks that change from backend to backend."""
+    return lambda world: ranks(world, WEFT_TESTS="backend")
+
+
 @pytest.mark.parametrize("background", [False, True])
-def test_every_operation(fresh_ranks, background):
-    pool = fresh_ranks(3)
+def test_every_operation(pool, background):
+    three = pool(3)
     for rows, dtype in ((1, torch.float32), (513, torch.int64), (30_011, torch.float32)):
-        pool.run(on_weft, every_operation, rows, dtype, background)
+        three.run(on_weft, every_operation, rows, dtype, background)
 
 
-def test_other_operations_messages_and_subgroups(fresh_ranks):
-    pool = fresh_ranks(3)
-    pool.run(on_weft, other_operations)
-    pool.run(on_weft, messages)
-    pool.run(on_weft, forgotten_messages)
-    pool.run(on_weft, subgroups)
-    heard = pool.run(on_weft, mismatch)
+def test_other_operations_messages_and_subgroups(pool):
+    three = pool(3)
+    three.run(on_weft, other_operations)
+    three.run(on_weft, messages)
+    three.run(on_weft, forgotten_messages)
+    three.run(on_weft, subgroups)
+    heard = three.run(on_weft, mismatch)
     assert heard[0] == heard[1] == heard[2]
     assert "rank 0 calls all_reduce (sum of 3 float32)" in heard[0]
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
-def test_training_gives_the_losses_of_gloo(fresh_ranks, kind):
-    pool = fresh_ranks(2)
-    plain, woven = pool.run(train, kind), pool.run(on_weft, train, kind)
+def test_training_gives_the_losses_of_gloo(pool, kind):
+    plain, woven = pool(2).run(train, kind), pool(2).run(on_weft, train, kind)
     for ours, theirs in zip(woven, plain, strict=True):
         assert ours == pytest.approx(theirs, rel=1e-5)
 
 
-def test_weights_gathered_by_the_hook(fresh_ranks):
-    pool = fresh_ranks(2)
-    assert pool.run(train, "hook") == pool.run(train, "fsdp")
+def test_weights_gathered_by_the_hook(pool):
+    assert pool(2).run(train, "hook") == pool(2).run(train, "fsdp")
