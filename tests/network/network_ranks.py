@@ -24,7 +24,7 @@ def _join(_, rank, world, place, environment):
     import torch
     import torch.distributed as dist
 
-    from weft.study.launch import join
+    from weft.measure.launch import join
 
     torch.set_num_threads(1)
     store = join(place, rank, 0)

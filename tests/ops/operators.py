@@ -356,7 +356,7 @@ def _embedding_all_to_all(tables, indices, offsets, *, peers, mode="sum", per_sa
 
 
 def _schedules_of_lookups(world: int) -> Sequence[str]:
-    return ("auto", "fused:3", "serial@dma", "hetero-fused-1d", "hetero-unfused-1d@cores")
+    return ("auto", "in-kernel:3", "serial@dma", "hetero-fused-1d", "hetero-unfused-1d@cores")
 
 
 # -- the table -------------------------------------------------------------------------------------
@@ -451,7 +451,7 @@ OPERATORS = {
             None,
             dtypes=(torch.float32, torch.bfloat16, torch.float16),
             schedules=_schedules_of_lookups,
-            few=("auto", "fused:3", "serial@dma", "hetero-unfused-1d:3"),
+            few=("auto", "in-kernel:3", "serial@dma", "hetero-unfused-1d:3"),
         ),
     )
 }

@@ -13,7 +13,7 @@ from ranks import integers
 import weft
 from weft import Mismatch, Unsupported
 from weft.fabric import _native
-from weft.run.bags import Bags
+from weft.fabric.host.bags import Bags
 
 NAME = "embedding_all_to_all"
 
@@ -35,7 +35,7 @@ def options_of_a_call():
         close(lookups(seed, torch.bfloat16, mode="mean"))
         same(lookups(seed, weighted=True))
         same(lookups(seed, torch.float16, weighted=True, long=False))
-        same(lookups(seed, long=False), "fused:2")
+        same(lookups(seed, long=False), "in-kernel:2")
         case = lookups(seed, batch=9)
         want = case.plain()
         for out in (torch.full(want.shape, 7.0), weft.symmetric_empty(*want.shape)):
@@ -60,10 +60,10 @@ def results_stay():
     assert all(torch.equal(y, copy) for y, copy in zip(kept, copies, strict=True))
     del kept
     fabric = weft.fabric.of(None)
-    before = fabric.native.allocated
+    before = fabric.memory.allocated
     for _ in range(50):
         case.weft()
-    assert fabric.native.allocated <= before + 4 * 2**16
+    assert fabric.memory.allocated <= before + 4 * 2**16
 
 
 def test_results_stay(ranks):
@@ -80,7 +80,7 @@ def on_a_paced_link():
             case.weft()
         kinds = {span.kind for span in recording.timelines[0].spans}
         assert kinds <= {"lookup", "await"}
-        assert weft.explain().schedule == "fused@direct"
+        assert weft.explain().schedule == "in-kernel@direct"
     finally:
         weft.configure(link="memory")
 

@@ -12,19 +12,19 @@ from weft.cli.console import Json, console, print_json, progress
 from weft.cli.explore_cluster import explore_collective, explore_shape, explore_workload
 from weft.errors import Unsupported, nearest
 from weft.machine import load, names
+from weft.models.workloads import WORKLOADS
 from weft.operation import ITEM_BYTES, find
 from weft.report.cells import Cell
 from weft.report.explore_figures import LOSSES
 from weft.report.explore_page import rows_of, summary_of, write_explore_page
 from weft.report.files import check_target
+from weft.report.perfetto import write_trace
 from weft.report.terminal import table
-from weft.report.trace import write_trace
 from weft.schedule import Schedule
 from weft.simulate.cluster import ALGORITHMS
-from weft.study.explore import Exploration, Scenario
-from weft.study.explore import explore as simulate
+from weft.study.exploration import Exploration, Scenario
+from weft.study.exploration import explore as simulate
 from weft.study.scenarios import Shape, ficco, from_csv
-from weft.study.workloads import WORKLOADS
 from weft.timeline import Timeline
 
 SETS = {"ficco": ficco}
