@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from weft.benchmarks import Check, Result
-from weft.collectives import channel as channels
+from weft.collectives import group_channel as channels
 from weft.fabric import _native
 from weft.measure.launch import Report, launch
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from weft.operation import ITEM_BYTES, register
+from weft.dtype import ITEM_BYTES
+from weft.operation import register, result_dtype
 from weft.plan import in_kernel, scattering
 from weft.plan.matmul_reduce_scatter import MatmulReduceScatter
 from weft.plan.tasks import Plan
@@ -31,7 +32,7 @@ class MatmulAllReduce(MatmulReduceScatter):
 
     def num_bytes(self, source: int, target: int) -> int:
         rows = self.rows[target] + self.rows[source]
-        return 0 if source == target else rows * self.n * ITEM_BYTES[self.dtype]
+        return 0 if source == target else rows * self.n * ITEM_BYTES[result_dtype(self)]
 
     def lower(self, schedule: Schedule) -> Plan:
         if schedule.fusion == "kernel":

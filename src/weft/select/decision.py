@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import lru_cache
 from typing import NamedTuple
 
 from weft.errors import Unsupported
@@ -32,18 +33,19 @@ class Decision(NamedTuple):
 def requested(schedule: object) -> Decision | None:
     """The schedule that the caller names, or the environment where the caller leaves it open; None
     where it is to be chosen."""
-    if isinstance(schedule, Schedule):
-        return Decision(schedule.name, schedule.name, schedule, "asked for")
-    if not isinstance(schedule, str):
+    if schedule == AUTO:
+        named = os.environ.get("WEFT_SCHEDULE") or AUTO
+        return None if named == AUTO else _named(named, "WEFT_SCHEDULE is set")
+    if not isinstance(schedule, str | Schedule):
         raise Unsupported(
             f"schedule must be a name or a weft.Schedule, not {type(schedule).__name__}"
         )
-    why = "asked for"
-    if schedule == AUTO:
-        schedule, why = os.environ.get("WEFT_SCHEDULE") or AUTO, "WEFT_SCHEDULE is set"
-        if schedule == AUTO:
-            return None
-    parsed = Schedule.parse(schedule)
+    return _named(schedule, "asked for")
+
+
+@lru_cache(maxsize=1024)
+def _named(schedule: str | Schedule, why: str) -> Decision:
+    parsed = Schedule.parse(schedule) if isinstance(schedule, str) else schedule
     return Decision(parsed.name, parsed.name, parsed, why)
 
 

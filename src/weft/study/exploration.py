@@ -126,7 +126,7 @@ def explore(
             if progress is not None:
                 progress(number, len(shapes), shape.label)
             columns = -(-shape.n // world)
-            operation: Plannable = kind.of(shape.m, columns, shape.k, world, shape.dtype)
+            operation = shape.operation(kind, columns, world)
             try:
                 scenarios.append(_explore(machine, operation, shape, schedules))
             except Unsupported as error:
