@@ -36,6 +36,8 @@ Job = _native.Job
 Message = _native.Message
 Facts = _native.Facts
 now_ns = _native.now_ns
+SIZES = (_native.SMALL_BYTES, _native.CHUNK_BYTES, _native.STREAM_BYTES)
+"""Bytes that travel with the announcement, of a chunk, and from which chunks are streamed."""
 
 FOREVER = 2**63 - 1
 _world = dist.distributed_c10d._world
@@ -303,7 +305,7 @@ def _find(group: dist.ProcessGroup | None) -> GroupChannel:
 
 def _explain_last() -> tuple[float, explain.Explanation] | None:
     """The collective of this process that ended last, over all channels."""
-    sizes = _native.SMALL_BYTES, _native.CHUNK_BYTES
+    sizes = SIZES[:2]
     found = [
         recording.explanation_of(channel.native.last(), channel.world, *sizes)
         for channel in list(_channels.values())
