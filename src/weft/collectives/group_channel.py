@@ -303,7 +303,7 @@ def _find(group: dist.ProcessGroup | None) -> GroupChannel:
     return channel
 
 
-def _explain_last() -> tuple[float, explain.Explanation] | None:
+def explain_collective() -> tuple[float, explain.Explanation] | None:
     """The collective of this process that ended last, over all channels."""
     sizes = SIZES[:2]
     found = [
@@ -311,9 +311,6 @@ def _explain_last() -> tuple[float, explain.Explanation] | None:
         for channel in list(_channels.values())
     ]
     return max((one for one in found if one is not None), key=lambda one: one[0], default=None)
-
-
-explain.others.append(_explain_last)
 
 
 def check_engine(engine: str) -> None:
