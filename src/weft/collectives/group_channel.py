@@ -36,6 +36,8 @@ Job = _native.Job
 Message = _native.Message
 Facts = _native.Facts
 now_ns = _native.now_ns
+SIZES = (_native.SMALL_BYTES, _native.CHUNK_BYTES, _native.STREAM_BYTES)
+"""Bytes that travel with the announcement, of a chunk, and from which chunks are streamed."""
 
 FOREVER = 2**63 - 1
 _world = dist.distributed_c10d._world
@@ -301,17 +303,14 @@ def _find(group: dist.ProcessGroup | None) -> GroupChannel:
     return channel
 
 
-def _explain_last() -> tuple[float, explain.Explanation] | None:
+def explain_collective() -> tuple[float, explain.Explanation] | None:
     """The collective of this process that ended last, over all channels."""
-    sizes = _native.SMALL_BYTES, _native.CHUNK_BYTES
+    sizes = SIZES[:2]
     found = [
         recording.explanation_of(channel.native.last(), channel.world, *sizes)
         for channel in list(_channels.values())
     ]
     return max((one for one in found if one is not None), key=lambda one: one[0], default=None)
-
-
-explain.others.append(_explain_last)
 
 
 def check_engine(engine: str) -> None:
