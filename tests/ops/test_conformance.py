@@ -21,7 +21,8 @@ from conformance import (
     there_and_back,
 )
 from fabrics import FABRICS
-from operators import DTYPES, OPERATORS
+from operator_entry import DTYPES
+from operators import OPERATORS
 
 import weft
 from weft.ops.operator import operators
