@@ -44,6 +44,12 @@ def ranks(pools):
 
 
 @pytest.fixture
+def renewed_ranks(pools):
+    """`renewed_ranks(3)`: three ranks in a group of this test alone, which it may spoil."""
+    return lambda world: pools.get(world, {"WEFT_TESTS": "renewed"}).renew()
+
+
+@pytest.fixture
 def fresh_ranks(pools):
     """`fresh_ranks(3)`: three ranks of this test alone, closed after it."""
 

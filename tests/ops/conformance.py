@@ -7,7 +7,8 @@ import time
 
 import torch
 import torch.distributed as dist
-from operators import OPERATORS, Draw, Peers
+from operator_entry import Draw, Peers
+from operators import OPERATORS
 
 import weft
 

@@ -21,9 +21,11 @@ from conformance import (
     there_and_back,
 )
 from fabrics import FABRICS
-from operators import DTYPES, OPERATORS
+from operator_entry import DTYPES
+from operators import OPERATORS
 
 import weft
+from weft.ops.operator import operators
 
 MATMULS = [name for name in OPERATORS if "matmul" in name]
 SUMS = ["matmul_reduce_scatter", "matmul_all_reduce", "matmul_all_to_all"]
@@ -56,6 +58,11 @@ def run(pools, fabric, world):
 
 def few(fabric, name) -> list[str]:
     return fabric.able(OPERATORS[name].few)
+
+
+def test_every_operator_is_here():
+    registered = {name for name in operators() if name in weft.__all__}
+    assert registered == set(OPERATORS)
 
 
 # -- results ---------------------------------------------------------------------------------------

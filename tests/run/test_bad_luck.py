@@ -240,8 +240,8 @@ def too_short_a_deadline(schedule: str) -> str:
 
 
 @pytest.mark.parametrize("schedule", ["adaptive@dma", "serial@cores", "hetero-unfused-1d@direct"])
-def test_a_deadline_shorter_than_the_call(fresh_ranks, schedule):
-    pool = fresh_ranks(2)
+def test_a_deadline_shorter_than_the_call(renewed_ranks, schedule):
+    pool = renewed_ranks(2)
     pool.run(warm_up)
     for rank, message in enumerate(pool.run(too_short_a_deadline, schedule)):
         assert f"rank {rank} waited 0.5 s" in message
@@ -419,8 +419,8 @@ def interrupted_in_the_middle(schedule: str, symmetric: bool) -> str:
 
 @pytest.mark.parametrize("symmetric", [False, True])
 @pytest.mark.parametrize("schedule", ["adaptive@dma", "serial@cores", "adaptive@direct"])
-def test_an_interrupt_in_the_middle_of_a_call(fresh_ranks, schedule, symmetric):
-    pool = fresh_ranks(2)
+def test_an_interrupt_in_the_middle_of_a_call(renewed_ranks, schedule, symmetric):
+    pool = renewed_ranks(2)
     pool.run(warm_up)
     first, second = pool.run(interrupted_in_the_middle, schedule, symmetric)
     assert first == "interrupted"
