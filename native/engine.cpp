@@ -239,15 +239,17 @@ Outcome Engine::run_commands(Call& call) {
 }
 
 Outcome Engine::copy(Call& call, const Command& command, int64_t not_before) {
-  if (command.rows == 0 || command.row_bytes == 0) return {};
-  const char* source = address(call, command.source, command);
-  if (!source) return {Code::corrupt, command.source.rank};
-  char* target = address(call, command.target, command);
-  if (!target) return {Code::corrupt, command.target.rank};
+  const bool empty = command.rows == 0 || command.row_bytes == 0;
+  const char* source = empty ? nullptr : address(call, command.source, command);
+  if (!source && !empty) return {Code::corrupt, command.source.rank};
+  char* target = empty ? nullptr : address(call, command.target, command);
+  if (!target && !empty) return {Code::corrupt, command.target.rank};
   Links& links = fabric_.links();
   const int64_t start = now_ns();
   const bool local = command.source.rank == command.target.rank;
-  if (!links.paced() || local) {
+  if (empty) {
+    free_at_ = 0;
+  } else if (!links.paced() || local) {
     copy_2d(target, command.target.pitch, source, command.source.pitch, command.rows,
             command.row_bytes);
     free_at_ = 0;
