@@ -99,6 +99,7 @@ class Channel {
   uint32_t signature(const Job& job) const;
   bool small(const Job& job) const;
   bool exposable(const Job& job) const;
+  int overfull(const Job& job) const;
   void send_pair(Job& job, int target, const char* from, uint64_t bytes);
   void send_all(Job& job, const char* from, uint64_t bytes, char* also, const uint64_t* made);
   void receive(Job& job, int source, bool shared, uint64_t offset, char* to, uint64_t bytes);

@@ -21,6 +21,11 @@ struct End {
   int buffer;
   uint64_t offset;
   uint64_t pitch;
+
+  // How many bytes of the buffer so many rows reach into.
+  uint64_t reach(uint64_t rows, uint64_t row_bytes) const {
+    return rows == 0 ? offset : offset + (rows - 1) * pitch + row_bytes;
+  }
 };
 
 struct Wait {
@@ -74,6 +79,7 @@ class Fabric {
   // spin_ns: how long to spin for a peer before sleeping. engine_spin_ns: the same for this rank's
   // own engines, which could not run meanwhile if the rank has but one core.
   Fabric(int fd, int rank, int world, uint64_t span, int64_t spin_ns, int64_t engine_spin_ns);
+  Fabric(std::shared_ptr<Heap> heap, int64_t spin_ns, int64_t engine_spin_ns);
   ~Fabric();
 
   Heap& heap() { return *heap_; }
@@ -87,7 +93,6 @@ class Fabric {
   // Waits for every rank to enter the call; `disagree` if one means another call than expected.
   Outcome agree(uint64_t call, const std::vector<uint64_t>& signatures, int64_t deadline,
                 const std::atomic<bool>* cancel = nullptr);
-  char* peer_pointer(uint64_t call, int rank, int slot);
 
   void launch(const std::shared_ptr<Call>& call);
   // Waits for every command of the call; once it is cancelled, until no engine touches a buffer of
@@ -127,7 +132,7 @@ class Engine {
   Outcome run_commands(Call& call);
   Outcome copy(Call& call, const Command& command, int64_t not_before);
   Outcome pause(const Call& call, int64_t until, bool holds_core);
-  char* address(const Call& call, const End& end);
+  char* address(const Call& call, const End& end, const Command& command);
 
   Fabric& fabric_;
   int peer_;

@@ -1,15 +1,23 @@
-// The heap: one memfd that every rank of a group maps, with the group's control words at its start.
-// Nothing has a name in the file system, so nothing is left behind, however a process ends.
+// The heap: memory that every rank of a group maps, with the group's control words at its start, and
+// after them a part for each rank.
+//
+// What a rank reads there was written by another process. Ranks trust each other's intentions, not
+// their state: a size or a place that a peer wrote is compared with the memory it speaks of before it
+// is used, so that a rank that has gone wrong cannot make another one read or write elsewhere.
 #pragma once
 
 #include <sys/types.h>
 
 #include <cstddef>
 #include <map>
+#include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "mapping.h"
 #include "signal.h"
 
 namespace weft {
@@ -53,6 +61,7 @@ enum class Code : int {
   disagree = 6,  // a header says another call than expected
   again = 7,     // nothing yet: a chance for Python to handle its signals, then wait on
   withdrawn = 8,  // a rank cancelled a collective before it began there
+  corrupt = 9,    // what a peer says of its memory cannot be
 };
 
 struct Outcome {
@@ -62,8 +71,10 @@ struct Outcome {
 
 class Heap {
  public:
-  // `fd` is the group's memfd; rank 0 made it with `create`.
+  // `fd` is the group's memory; rank 0 made it with `create`. It is the heap's from here on.
   Heap(int fd, int rank, int world, uint64_t span);
+  // Another rank on memory that is mapped already: ranks of tests are threads of one process.
+  Heap(std::shared_ptr<Mapping> mapping, int rank, int world, uint64_t span);
   ~Heap();
   Heap(const Heap&) = delete;
   Heap& operator=(const Heap&) = delete;
@@ -79,6 +90,19 @@ class Heap {
   char* base(int rank) const { return data_ + uint64_t(rank) * span_; }
   bool contains(const void* p) const { return p >= base(rank_) && p < base(rank_) + span_; }
   uint64_t span() const { return span_; }
+  const std::shared_ptr<Mapping>& mapping() const { return mapping_; }
+  // Whether so many bytes from an offset on lie in one rank's part.
+  bool holds(uint64_t offset, uint64_t bytes) const {
+    return offset <= span_ && bytes <= span_ - offset;
+  }
+  // Where a buffer of a rank lies by its header of a call; null where the header places so many bytes
+  // outside of the rank's part.
+  char* buffer(uint64_t call, int rank, int slot, uint64_t bytes) {
+    const uint64_t offset = control(rank).headers[call % 2].offsets[slot];
+    return holds(offset, bytes) ? base(rank) + offset : nullptr;
+  }
+  // The words of a rank's header; nothing where they would not fit into one.
+  std::optional<std::string_view> words(uint64_t call, int rank);
   bool forked() const { return getpid() != owner_; }  // a child shares the memory, but is no rank
 
   // Blocks of this rank's part. Pages come when touched and go back when a block is freed.
@@ -107,10 +131,9 @@ class Heap {
 
  private:
   int rank_, world_;
-  uint64_t span_, mapped_;
+  uint64_t span_;
   pid_t owner_;
-  int fd_;
-  char* map_;
+  std::shared_ptr<Mapping> mapping_;
   char* channels_;
   char* data_;
   Control* control_;

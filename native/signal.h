@@ -18,6 +18,12 @@ inline int64_t now_ns() {
   return int64_t(t.tv_sec) * 1'000'000'000 + t.tv_nsec;
 }
 
+// A moment so much after another; the end of time where that is beyond it.
+inline int64_t later(int64_t moment, int64_t by) {
+  int64_t sum;
+  return __builtin_add_overflow(moment, by, &sum) ? INT64_MAX : sum;
+}
+
 inline void sleep_until(int64_t when) {
   timespec t{time_t(when / 1'000'000'000), long(when % 1'000'000'000)};
   while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &t, nullptr) == EINTR) {
@@ -46,6 +52,11 @@ inline void futex_wake_all(const void* word) {
 }
 
 // One writer (or atomic adds), any number of waiters, in any process that maps it.
+//
+// Two things are ordered by it. What the writer did before `set` is there for whoever has seen the new
+// value: the store releases (seq_cst includes that), and `get` acquires. And no wake-up is lost: see
+// `set`. Sleepers that are killed leave `sleepers` above zero, which costs a system call per `set` and
+// nothing else.
 struct Signal {
   std::atomic<uint64_t> value;
   std::atomic<uint32_t> sleepers;
@@ -65,6 +76,7 @@ struct Signal {
     wake();
   }
 
+  // Wakes whoever sleeps without a new value.
   void wake() {
     if (sleepers.load(std::memory_order_seq_cst) != 0) futex_wake_all(&value);
   }

@@ -18,6 +18,7 @@ from weft.collectives import (
     reduce_scatter,
     scatter,
 )
+from weft.collectives.group_channel import explain_collective as _explain_collective
 from weft.errors import Cancelled, Error, InvalidPlan, Mismatch, PeerLost, Timeout, Unsupported
 from weft.fabric import Link
 from weft.fabric import of as _fabric_of
@@ -27,7 +28,8 @@ from weft.ops.embedding_all_to_all import embedding_all_to_all
 from weft.ops.matmul_all_reduce import matmul_all_reduce
 from weft.ops.matmul_all_to_all import matmul_all_to_all
 from weft.ops.matmul_reduce_scatter import matmul_reduce_scatter
-from weft.run.explain import Explanation, explain
+from weft.run.explain import Explanation
+from weft.run.explain import explain_plan as _explain_plan
 from weft.run.record import Recording, record
 from weft.run.session import of as _session_of
 from weft.schedule import Schedule
@@ -55,7 +57,7 @@ def __getattr__(name: str) -> object:
 
 
 def _calibrate(fabric: Fabric) -> Machine:
-    """Describes this machine with the ranks of a group, quickly, and keeps it for later."""
+    """Calibrates this machine quickly with the ranks of a group, and saves the description."""
     from weft.measure.calibration import QUICK, here, keep
 
     machine = here(fabric, QUICK)
@@ -68,6 +70,13 @@ def _calibrate(fabric: Fabric) -> Machine:
 
 
 _this_host.calibrator = _calibrate
+
+
+def explain() -> Explanation | None:
+    """Explains the last weft call of this process, an operator or a collective. Returns None if
+    there was none."""
+    found = [last for last in (_explain_plan(), _explain_collective()) if last is not None]
+    return max(found, key=lambda last: last[0])[1] if found else None
 
 
 def symmetric_empty(

@@ -46,16 +46,10 @@ def blocks():
 BLOCKS = blocks()
 
 
-@pytest.fixture(scope="module")
-def two(pools):
-    """Two ranks for all blocks, which leave groups and settings behind."""
-    yield pools.fresh(2)
-    pools.close_fresh()
-
-
 @pytest.mark.parametrize("name", BLOCKS)
-def test_every_block_runs(two, name):
-    outputs = two.run(run_script, BLOCKS[name], name)
+def test_every_block_runs(ranks, name):
+    # Scripts leave groups and settings behind: they have ranks of their own.
+    outputs = ranks(2, WEFT_TESTS="docs").run(run_script, BLOCKS[name], name)
     assert SAYS.get(name, "") in outputs[0]
 
 

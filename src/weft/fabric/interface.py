@@ -16,7 +16,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -65,8 +66,7 @@ class PeerOutput(NamedTuple):
     offset: int
 
 
-@dataclass(frozen=True)
-class Exposed:
+class Exposed(NamedTuple):
     """The memory of this rank that peers may touch in a call.
 
     inputs: tensors that peers read. workspaces: bytes by name. They are placed before the ranks
@@ -74,9 +74,9 @@ class Exposed:
     their sizes follow from the rank's own arguments. outputs: results into which peers store.
     """
 
-    inputs: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    workspaces: Mapping[str, int] = field(default_factory=dict)
-    outputs: Mapping[str, PeerOutput] = field(default_factory=dict)
+    inputs: Mapping[str, torch.Tensor] = MappingProxyType({})
+    workspaces: Mapping[str, int] = MappingProxyType({})
+    outputs: Mapping[str, PeerOutput] = MappingProxyType({})
 
 
 NOTHING_EXPOSED = Exposed()

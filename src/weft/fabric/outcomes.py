@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from weft.errors import PeerLost
 
-OK, TIMEOUT, PEER_LOST, PEER_LEFT, PEER_FAILED, CANCELLED, DISAGREE, AGAIN, WITHDRAWN = range(9)
+OK, TIMEOUT, PEER_LOST, PEER_LEFT, PEER_FAILED, CANCELLED, DISAGREE, AGAIN, WITHDRAWN, CORRUPT = (
+    range(10)
+)
 """The same numbers as in native/heap.h."""
 
 Outcome = tuple[int, int]
 
-_GONE = {PEER_LOST: "died", PEER_LEFT: "left the group", PEER_FAILED: "gave up"}
+_GONE = {
+    PEER_LOST: "died",
+    PEER_LEFT: "left the group",
+    PEER_FAILED: "gave up",
+    CORRUPT: "has a header or a message that does not fit its memory",
+}
 
 
 def peer_error(outcome: Outcome, rank: int, where: str, there: str = "") -> PeerLost | None:

@@ -196,9 +196,9 @@ def _combine(proposals: Sequence[Proposal]) -> AllGatherMatmul:
         inner = num_rows(same[BESIDE])
         sizes = tuple(n // inner for n in rows)
         _check_split("rows of x_shard", sizes, "; if this is meant, say so with shard_rows=[...]")
-    for i in range(same["the number of w"]):
-        name = "w" if same["the number of w"] == 1 else f"w[{i}]"
-        _check_split(f"columns of {name}", tuple(c[i] for c in columns), "")
+        for i in range(same["the number of w"]):
+            name = "w" if same["the number of w"] == 1 else f"w[{i}]"
+            _check_split(f"columns of {name}", tuple(c[i] for c in columns), "")
     for rank, o in enumerate(own):
         for out_rows in o["out"] or ():
             if out_rows != sum(rows):

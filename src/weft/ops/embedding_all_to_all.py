@@ -134,8 +134,11 @@ class _Sizes(dict[Any, tuple[int, int, str]]):
 
     Headers carry the address of a rank's result, so its size must be known before the ranks meet. A
     rank assumes that of the last such call. If this is wrong on any rank, all ranks see it in the
-    same headers, and call again.
+    same headers, and call again. learned: whether a call has just learned the sizes from its
+    peers, and is about to be repeated.
     """
+
+    learned = False
 
 
 def _bind(
@@ -149,6 +152,7 @@ def _bind(
 ) -> Bound:
     fabric = session.fabric
     world, known = fabric.world, session.part(_Sizes, lambda _: _Sizes())
+    learned, known.learned = known.learned, False
     bags = _checked(tables, indices, offsets, mode, weights)
     own, dtype = [t.shape[1] for t in tables], _dtype(tables)
     count = max((o.shape[0] for o in offsets), default=0)
@@ -159,6 +163,9 @@ def _bind(
     rows = split(size[0], world)[fabric.rank]
     shape, result = (rows, size[1]), _NAMES[size[2]]
     sure = local in known
+    if sure and not learned and _outdated(out, shape, result):
+        sure, size, shape = False, (0, 0, dtype or "float32"), (0, 0)
+        result = _NAMES[size[2]]
     _check_out(out, shape if sure else None, size[2], [*tables, *(weights or [])])
 
     def workspaces(schedule: AnySchedule | None) -> Mapping[str, int]:
@@ -170,7 +177,7 @@ def _bind(
         try:
             return _combine(proposals)
         except Renew as renewed:
-            known[local] = renewed.args[0]
+            known[local], known.learned = renewed.args[0], True
             raise
 
     def finish(results: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -282,6 +289,12 @@ def _checked(
     )
     bags.check()
     return bags
+
+
+def _outdated(out: object, shape: tuple[int, int], dtype: torch.dtype) -> bool:
+    """Whether out does not fit the result of the last such call: peers may have other tables now,
+    so this rank asks them before it refuses."""
+    return isinstance(out, torch.Tensor) and (tuple(out.shape), out.dtype) != (shape, dtype)
 
 
 def _check_out(out: object, shape: tuple[int, int] | None, dtype: str, inputs: Tables) -> None:

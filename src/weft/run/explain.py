@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from weft.run.session import Finished, last_finished
@@ -53,19 +52,11 @@ class Explanation:
         return f"asked for {self.asked}; {self.why}"
 
 
-others: list[Callable[[], tuple[float, Explanation] | None]] = []
-"""Sources of calls that are not plans. Each returns the moment at which its last call ended, by
-`time.perf_counter`, and its explanation."""
-
-
-def explain() -> Explanation | None:
-    """Explains the last weft call of this process, an operator or a collective. Returns None if
-    there was none."""
-    found = [given for other in others if (given := other()) is not None]
+def explain_plan() -> tuple[float, Explanation] | None:
+    """The last operator call of this process, with the moment at which it ended (by
+    `time.perf_counter`); None if there was none."""
     last = last_finished()
-    if last is not None:
-        found.append((last.ended, _of_plan(last)))
-    return max(found, key=lambda given: given[0])[1] if found else None
+    return None if last is None else (last.ended, _of_plan(last))
 
 
 def _of_plan(done: Finished) -> Explanation:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import lru_cache
 from typing import NamedTuple
 
 from weft.errors import Unsupported
@@ -33,18 +34,19 @@ class Decision(NamedTuple):
 def requested(schedule: object) -> Decision | None:
     """The decision for a schedule that the caller names, or the environment if the caller asks for
     "auto"; None if a schedule must be chosen."""
-    if isinstance(schedule, Schedule):
-        return Decision(schedule.name, schedule.name, schedule, "asked for")
-    if not isinstance(schedule, str):
+    if schedule == AUTO:
+        named = os.environ.get("WEFT_SCHEDULE") or AUTO
+        return None if named == AUTO else _named(named, "WEFT_SCHEDULE is set")
+    if not isinstance(schedule, str | Schedule):
         raise Unsupported(
             f"schedule must be a name or a weft.Schedule, not {type(schedule).__name__}"
         )
-    why = "asked for"
-    if schedule == AUTO:
-        schedule, why = os.environ.get("WEFT_SCHEDULE") or AUTO, "WEFT_SCHEDULE is set"
-        if schedule == AUTO:
-            return None
-    parsed = Schedule.parse(schedule)
+    return _named(schedule, "asked for")
+
+
+@lru_cache(maxsize=1024)
+def _named(schedule: str | Schedule, why: str) -> Decision:
+    parsed = Schedule.parse(schedule) if isinstance(schedule, str) else schedule
     return Decision(parsed.name, parsed.name, parsed, why)
 
 

@@ -1,7 +1,7 @@
-"""Collectives that add: all_reduce, reduce_scatter.
+"""Public collectives that add: all_reduce, reduce_scatter.
 
-Terms are added in the order of ranks; halves grow in float32 and are rounded once. So results do
-not depend on timing, and are the same on every rank and in every run.
+Terms are added in the order of ranks. Half precision is added in float32 and rounded once. So
+results do not depend on timing: they are the same bits on every rank and in every run.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Literal, overload
 import torch
 import torch.distributed as dist
 
-from weft.collectives import channel as channels
+from weft.collectives import group_channel as channels
 from weft.collectives.arguments import (
-    Given,
+    TensorOrHandle,
     answer,
     check_apart,
     check_input,
@@ -23,7 +23,7 @@ from weft.collectives.arguments import (
     checked,
     row_bytes,
 )
-from weft.collectives.channel import Channel, check_engine, check_reduction
+from weft.collectives.group_channel import GroupChannel, check_engine, check_reduction
 from weft.collectives.handle import Handle
 from weft.collectives.kinds import ALL_REDUCE, REDUCE_SCATTER, reduction
 from weft.operation import split
@@ -57,14 +57,14 @@ def all_reduce(
     group: dist.ProcessGroup | None = None,
     async_op: bool = False,
     engine: str = "dma",
-) -> Given:
-    """The sum of the tensors of all ranks, on every rank. Equals
+) -> TensorOrHandle:
+    """Adds the tensors of all ranks, and returns the sum on every rank. Equals
 
         out = x.clone()
         dist.all_reduce(out)
 
-    op: `sum`, `avg`, `product`, `min`, `max`, and for whole numbers `band`, `bor`, `bxor`. `out=x`
-    is in place. Every rank adds a part of it and passes the sums on as they are made.
+    op: `sum`, `avg`, `product`, `min`, `max`, and for integers `band`, `bor`, `bxor`. `out=x` is in
+    place. Every rank adds one part, and its peers copy the sums chunk by chunk.
     """
     channel = channels.of(group)
     if (
@@ -76,7 +76,7 @@ def all_reduce(
     ):
         return out
     x, out, number = checked(channel, async_op, _reduced, x, op, out, engine)
-    job = channel.alike(
+    job = channel.run_even(
         ALL_REDUCE, x, out, x.nbytes, reduction=number, engine=engine, background=async_op
     )
     return answer(channel, job, out, "all_reduce", async_op)  # type: ignore[no-any-return]
@@ -113,14 +113,15 @@ def reduce_scatter(
     group: dist.ProcessGroup | None = None,
     async_op: bool = False,
     engine: str = "dma",
-) -> Given:
-    """This rank's rows of the sum of the tensors of all ranks. Equals
+) -> TensorOrHandle:
+    """Adds the tensors of all ranks, and returns this rank's rows of the sum. Equals
 
         out = x.new_empty(x.shape[0] // world, *x.shape[1:])
         dist.reduce_scatter_tensor(out, x)
 
-    x: [rows, ...], alike on all ranks; the rows are shared out as `torch.tensor_split` does, or as
-    `sizes` says. out: may be this rank's rows of x (in place). op: as for `all_reduce`.
+    x: [rows, ...], of the same shape on all ranks. The rows are split as by `torch.tensor_split`,
+    or into `sizes[r]` rows for rank r. out: may be this rank's rows of x (in place). op: as for
+    `all_reduce`.
     """
     channel = channels.of(group)
     if (
@@ -136,12 +137,12 @@ def reduce_scatter(
         channel, async_op, _reduce_scattered, channel, x, op, sizes, out, engine
     )
     if counts is None:
-        job = channel.alike(
+        job = channel.run_even(
             REDUCE_SCATTER, x, into, into.nbytes, reduction=number, engine=engine,
             background=async_op,
         )  # fmt: skip
     else:
-        job = channel.various(
+        job = channel.run_uneven(
             REDUCE_SCATTER,
             counts,
             [x],
@@ -169,7 +170,7 @@ def _reduced(
 
 
 def _reduce_scattered(
-    channel: Channel,
+    channel: GroupChannel,
     x: object,
     op: str,
     sizes: Sequence[int] | None,

@@ -8,17 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from weft.errors import Unsupported, nearest
+from weft.errors import Unsupported
 from weft.machine import Machine
+from weft.plan.collective import UNROOTED, find_kind
+from weft.plan.command_variants import COMMANDS
 from weft.simulate.cost.memory import memory_bound
-
-KINDS = ("all_gather", "reduce_scatter", "all_to_all", "all_reduce")
-
-# What each engine variant may do: a broadcast needs equal data, a swap needs an exchange.
-VARIANTS = {
-    "all_gather": ("pcpy", "bcst", "b2b"),
-    "all_to_all": ("pcpy", "swap", "b2b"),
-}
 
 
 def collective(
@@ -45,11 +39,11 @@ def collective(
         return 0.0
     if driver == "cores":
         return _by_cores(machine, kind, total_bytes, world, units)
-    if kind in VARIANTS:
+    if not find_kind(kind).sums:
         return _by_engines(machine, kind, total_bytes, world, variant, prelaunch)
     summing = memory_bound(machine, total_bytes, total_bytes / world).seconds
     seconds = summing + _by_engines(machine, "all_to_all", total_bytes, world, variant, prelaunch)
-    if kind == "all_reduce":
+    if find_kind(kind).phases == 2:
         seconds += _by_engines(machine, "all_gather", total_bytes, world, None, prelaunch)
     return seconds
 
@@ -59,18 +53,18 @@ def dma_variants(
 ) -> dict[tuple[str, bool], float]:
     """Seconds of every engine variant, by (variant, prelaunched)."""
     _check(machine, kind, total_bytes, world)
-    if kind not in VARIANTS:
-        raise Unsupported(f"Only {' and '.join(VARIANTS)} have copy engine variants, not {kind}.")
+    if find_kind(kind).sums:
+        raise Unsupported(f"Copy engines cannot add; {kind} has no variants of its own.")
     return {
         (variant, prelaunch): _variant(machine, variant, total_bytes, world, prelaunch)
-        for variant in VARIANTS[kind]
+        for variant in COMMANDS[kind]
         for prelaunch in (False, True)
     }
 
 
 def _check(machine: Machine, kind: str, total_bytes: float, world: int) -> None:
-    if kind not in KINDS:
-        raise Unsupported(f"There is no collective {kind!r}{nearest(kind, KINDS)}.")
+    if find_kind(kind).name not in UNROOTED:
+        raise Unsupported(f"There is no closed form of {kind}; there is of {', '.join(UNROOTED)}.")
     if total_bytes < 0:
         raise Unsupported(f"A collective cannot move {total_bytes} bytes.")
     if not 1 <= world <= machine.links.world:
@@ -88,7 +82,7 @@ def _by_cores(
     if units is not None:
         enough = cores.all_to_all_units if kind == "all_to_all" else cores.all_gather_units
         reach *= min(1.0, units / enough)
-    if kind == "all_reduce":
+    if find_kind(kind).phases == 2:
         phases, parts = cores.all_reduce_latency, 2.0 * peers
     else:
         phases, parts = 1.0, peers + cores.local_share
@@ -112,17 +106,17 @@ def _by_engines(
 ) -> float:
     if variant is None:
         return min(
-            _variant(machine, name, total_bytes, world, prelaunch) for name in VARIANTS[kind]
+            _variant(machine, name, total_bytes, world, prelaunch) for name in COMMANDS[kind]
         )
-    if variant not in VARIANTS[kind]:
+    if variant not in COMMANDS[kind]:
         raise Unsupported(
-            f"{kind} has no variant {variant!r} (it has {', '.join(VARIANTS[kind])})."
+            f"{kind} has no variant {variant!r} (it has {', '.join(COMMANDS[kind])})."
         )
     return _variant(machine, variant, total_bytes, world, prelaunch)
 
 
 @dataclass(frozen=True)
-class _Work:
+class _EngineUse:
     """How a variant uses the engines of one device."""
 
     engines: float
@@ -130,16 +124,16 @@ class _Work:
     rate_share: float  # of a plain copy's rate, in each packet
 
 
-def _work(machine: Machine, variant: str, world: int) -> _Work:
+def _work(machine: Machine, variant: str, world: int) -> _EngineUse:
     peers = world - 1
     if variant == "b2b":
-        return _Work(1, peers, 1.0)
+        return _EngineUse(1, peers, 1.0)
     if variant == "bcst":
-        return _Work(-(-peers // 2), 1, machine.engines.broadcast_share)
+        return _EngineUse(-(-peers // 2), 1, machine.engines.broadcast_share)
     if variant == "swap":
         # A pair shares one swap, so each device commands half of its pairs.
-        return _Work(peers / 2, 1, machine.engines.swap_share)
-    return _Work(peers, 1, 1.0)
+        return _EngineUse(peers / 2, 1, machine.engines.swap_share)
+    return _EngineUse(peers, 1, 1.0)
 
 
 def _variant(

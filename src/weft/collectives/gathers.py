@@ -1,4 +1,4 @@
-"""Collectives that bring whole tensors together: all_gather, gather, broadcast."""
+"""Public collectives that give a rank whole tensors: all_gather, gather, broadcast."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Literal, overload
 import torch
 import torch.distributed as dist
 
-from weft.collectives import channel as channels
+from weft.collectives import group_channel as channels
 from weft.collectives.arguments import (
-    Given,
+    TensorOrHandle,
     answer,
     check_apart,
     check_input,
@@ -20,12 +20,13 @@ from weft.collectives.arguments import (
     checked,
     row_bytes,
 )
-from weft.collectives.channel import Channel, check_engine
+from weft.collectives.group_channel import GroupChannel, check_engine
 from weft.collectives.handle import Handle
 from weft.collectives.kinds import ALL_GATHER, BROADCAST, GATHER
 from weft.errors import Unsupported
 
-Plan = tuple[torch.Tensor, torch.Tensor, list[int] | None]
+Prepared = tuple[torch.Tensor, torch.Tensor, list[int] | None]
+"""Input, result, and the bytes of every rank if they differ."""
 
 
 @overload
@@ -56,15 +57,15 @@ def all_gather(
     group: dist.ProcessGroup | None = None,
     async_op: bool = False,
     engine: str = "dma",
-) -> Given:
-    """The tensors of all ranks, one after the other along the first dimension. Equals
+) -> TensorOrHandle:
+    """Concatenates the tensors of all ranks along the first dimension, on every rank. Equals
 
         out = x.new_empty(world * x.shape[0], *x.shape[1:])
         dist.all_gather_into_tensor(out, x)
 
-    x: [rows, ...], alike on all ranks, or with `sizes` rows by rank. out: where the result goes; x
-    may be this rank's rows of it (in place). async_op: gives a `Handle` at once. engine: `dma`
-    leaves the core while a paced link is busy, `cores` holds it.
+    x: [rows, ...], of the same shape on all ranks, or with `sizes[r]` rows on rank r. out: the
+    tensor for the result; x may be this rank's rows of it (in place). async_op: returns a `Handle`
+    at once. engine: `dma` leaves the core while a paced link is busy, `cores` holds it.
     """
     channel = channels.of(group)
     if (
@@ -77,9 +78,9 @@ def all_gather(
         return out
     x, out, counts = checked(channel, async_op, _gathered, channel, x, sizes, out, True, engine)
     if counts is None:
-        job = channel.alike(ALL_GATHER, x, out, x.nbytes, engine=engine, background=async_op)
+        job = channel.run_even(ALL_GATHER, x, out, x.nbytes, engine=engine, background=async_op)
     else:
-        job = channel.various(
+        job = channel.run_uneven(
             ALL_GATHER, counts, [x], [x.nbytes], [out], counts, engine=engine, background=async_op
         )
     return answer(channel, job, out, "all_gather", async_op)  # type: ignore[no-any-return]
@@ -95,13 +96,13 @@ def gather(
     async_op: bool = False,
     engine: str = "dma",
 ) -> torch.Tensor | Handle[torch.Tensor | None] | None:
-    """The tensors of all ranks on one of them, None on the others. Equals
+    """Concatenates the tensors of all ranks on the root; returns None on the others. Equals
 
         parts = [torch.empty_like(x) for _ in range(world)] if rank == root else None
         dist.gather(x, parts, group_dst=root)
         out = torch.cat(parts) if rank == root else None
 
-    with the keywords of `all_gather`.
+    The keywords are those of `all_gather`.
     """
     channel = channels.of(group)
     checked(channel, async_op, check_root, root, channel.world)
@@ -109,12 +110,12 @@ def gather(
     x, made, counts = checked(channel, async_op, _gathered, channel, x, sizes, out, here, engine)
     result = made if here else None
     if counts is None:
-        job = channel.alike(
+        job = channel.run_even(
             GATHER, x, result, x.nbytes, root=root, engine=engine, background=async_op
         )
     else:
         into = [made] if here else []
-        job = channel.various(
+        job = channel.run_uneven(
             GATHER,
             counts,
             [x],
@@ -136,13 +137,13 @@ def broadcast(
     group: dist.ProcessGroup | None = None,
     async_op: bool = False,
     engine: str = "dma",
-) -> Given:
-    """The tensor of one rank on all of them. Equals
+) -> TensorOrHandle:
+    """Copies the tensor of the root to every rank. Equals
 
         out = x.clone()
         dist.broadcast(out, group_src=root)
 
-    x: alike in shape and dtype on all ranks; `out=x` is in place.
+    x: of the same shape and dtype on all ranks; `out=x` is in place.
     """
     channel = channels.of(group)
     known = type(root) is int and 0 <= root < channel.world
@@ -155,19 +156,21 @@ def broadcast(
     ):
         return out
     x, out = checked(channel, async_op, _broadcast, channel, x, root, out, engine)
-    job = channel.alike(BROADCAST, x, out, x.nbytes, root=root, engine=engine, background=async_op)
+    job = channel.run_even(
+        BROADCAST, x, out, x.nbytes, root=root, engine=engine, background=async_op
+    )
     return answer(channel, job, out, "broadcast", async_op)  # type: ignore[no-any-return]
 
 
 def _gathered(
-    channel: Channel,
+    channel: GroupChannel,
     x: object,
     sizes: Sequence[int] | None,
     out: torch.Tensor | None,
     here: bool,
     engine: str,
-) -> Plan:
-    """Checked input and result of a gather, and the bytes of every rank where they differ."""
+) -> Prepared:
+    """The checked input and result of a gather, and the bytes of every rank if they differ."""
     check_engine(engine)
     tensor = check_input(x)
     row = row_bytes(tensor)
@@ -177,7 +180,7 @@ def _gathered(
         listed = check_sizes("sizes", sizes, channel.world, -1)
         if listed[channel.rank] != rows:
             raise Unsupported(
-                f"sizes says {listed[channel.rank]} rows for rank {channel.rank}, but its tensor "
+                f"sizes gives {listed[channel.rank]} rows to rank {channel.rank}, but its tensor "
                 f"has {rows}"
             )
         counts = [size * row for size in listed]
@@ -195,7 +198,7 @@ def _gathered(
 
 
 def _broadcast(
-    channel: Channel, x: object, root: int, out: torch.Tensor | None, engine: str
+    channel: GroupChannel, x: object, root: int, out: torch.Tensor | None, engine: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
     check_engine(engine)
     check_root(root, channel.world)

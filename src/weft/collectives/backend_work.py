@@ -1,4 +1,4 @@
-"""What torch.distributed gets for a collective of the weft backend: Work objects and futures."""
+"""What torch.distributed gets for a call of the weft backend: a Work object and its future."""
 
 from __future__ import annotations
 
@@ -15,27 +15,26 @@ import torch.distributed as dist
 from torch.futures import Future
 
 from weft import fabric as fabrics
-from weft.collectives.channel import FOREVER, Channel
+from weft.collectives.group_channel import FOREVER, GroupChannel, Message, now_ns
 from weft.collectives.handle import Handle
 from weft.errors import Error, Mismatch
-from weft.fabric import _native
 from weft.fabric.outcomes import AGAIN, DISAGREE, OK, TIMEOUT
 
 Finish = Callable[[], None]
 
 
 class Pending(Protocol):
-    """Something under way: a collective or a message."""
+    """A collective or a message that runs in the background."""
 
     def done(self) -> bool: ...
     def wait(self, timeout: float | None = None) -> Any: ...
 
 
-class Receipt:
-    """A message under way."""
+class PendingMessage:
+    """A message that is being sent or received."""
 
     def __init__(
-        self, channel: Channel, message: _native.Message, tensor: torch.Tensor, what: str
+        self, channel: GroupChannel, message: Message, tensor: torch.Tensor, what: str
     ) -> None:
         self._channel = channel
         self._message = message
@@ -51,18 +50,17 @@ class Receipt:
 
     def wait(self, timeout: float | None = None) -> None:
         channel, message = self._channel, self._message
-        until = FOREVER if timeout is None else _native.now_ns() + int(timeout * 1e9)
+        until = FOREVER if timeout is None else now_ns() + int(timeout * 1e9)
         try:
             while True:
                 outcome = channel.messages.wait(message, until)
                 if outcome[0] != AGAIN:
                     break
-                if _native.now_ns() >= until:
+                if now_ns() >= until:
                     outcome = (TIMEOUT, -1)
                     break
         except BaseException as interrupt:
-            said = f"rank {channel.rank} was interrupted by {type(interrupt).__name__}"
-            channel.fabric.give_up(Error(said))
+            channel.interrupted(interrupt)
             raise
         if outcome[0] == OK:
             return
@@ -74,8 +72,8 @@ class Receipt:
         raise channel.message_error(outcome, self._what)
 
 
-class Work(dist.Work):
-    """A collective or a message of the weft backend. Errors are raised by `wait`."""
+class WeftWork(dist.Work):
+    """A call of the weft backend. `wait` raises its error."""
 
     def __init__(
         self,
@@ -107,7 +105,7 @@ class Work(dist.Work):
 
     def source_rank(self) -> int:
         first = self._pending[0] if self._pending else None
-        return first.source if isinstance(first, Receipt) else -1
+        return first.source if isinstance(first, PendingMessage) else -1
 
     _source_rank = source_rank
 
@@ -143,7 +141,7 @@ class Work(dist.Work):
 
 
 _IDLE = 5.0
-"""Seconds after which a watcher without works ends: groups come and go, and their watchers too."""
+"""Seconds after which a watcher that has nothing to wait for ends, as groups come and go."""
 
 _watching = threading.Lock()
 _watchers: dict[int, _Watcher] = {}
@@ -152,12 +150,12 @@ _ending = False
 
 
 class _Watcher(threading.Thread):
-    """Completes futures: of works in their order, for the channel ends them in that order."""
+    """Completes the futures of a channel in the order in which its collectives end."""
 
     def __init__(self, key: int) -> None:
         super().__init__(name="weft-futures", daemon=True)
         self.key = key
-        self.works: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
+        self.works: queue.SimpleQueue[WeftWork | None] = queue.SimpleQueue()
 
     def run(self) -> None:
         while True:
@@ -174,26 +172,27 @@ class _Watcher(threading.Thread):
             _complete(work)
 
 
-def _complete(work: Work) -> None:
+def _complete(work: WeftWork) -> None:
     future = work._future
     assert future is not None
     try:
         work.wait()
     except Error as error:
-        if not _ending:  # nobody is left to hear of it
+        if not _ending:  # the process ends, and nobody reads the future
             future.set_exception(RuntimeError(f"{type(error).__name__}: {error}"))
     else:
         future.set_result(work._result)
 
 
-def _complete_message(work: Work) -> None:
+def _complete_message(work: WeftWork) -> None:
     _complete(work)
     with _watching:
         _messages.discard(threading.current_thread())
 
 
-def _watch(work: Work) -> None:
-    """One watcher per channel, so that a group never waits for another's futures."""
+def _watch(work: WeftWork) -> None:
+    """Completes a future in the background. Every channel has its own watcher, so that no group
+    waits for another."""
     first = work._pending[0]
     with _watching:
         if not isinstance(first, Handle):  # messages end in any order
@@ -211,8 +210,8 @@ def _watch(work: Work) -> None:
 
 @atexit.register
 def _end_watchers() -> None:
-    """Ends what is under way, and those who wait for it. Python stops a thread that comes back from
-    native code while it ends by unwinding its stack, which C++ answers with an abort."""
+    """Ends all groups, and then the threads that wait for them. A thread that returns from native
+    code while Python exits would be unwound by Python, and C++ would abort the process."""
     global _ending
     _ending = True
     fabrics._close_all()

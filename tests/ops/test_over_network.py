@@ -1,61 +1,26 @@
-"""The five operators on the group fabric: the same plans over point-to-point transfers."""
+"""What only calls over a network have: slices that leave early, and few bytes with the headers."""
 
 from __future__ import annotations
 
-import lookups
 import pytest
 import torch
 import torch.distributed as dist
-from family import DTYPES, NAMES, Case, forward, gradients, same, space
+from conformance import Case, same
+from fabrics import FABRICS
 
 import weft
 from weft.fabric.group import eager, transfers
 
-FEW = ("serial@dma", "hetero-unfused-1d@cores", "adaptive:4@dma", "auto")
 
-
-def _space(world):
-    return [name for name in space(world) if not name.endswith("direct")]
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture
 def flat(pools):
     """`flat(3)`: three ranks that reach each other by messages alone."""
-    made = {}
-
-    def get(world):
-        if world not in made:
-            made[world] = pools.fresh(world, {"WEFT_FABRIC": "flat"})
-        return made[world]
-
-    yield get
-    pools.close_fresh()
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("world", [2, 3])
-def test_every_schedule_equals_plain_torch(flat, name, world):
-    flat(world).run(forward, name, _space(world), range(2))
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_every_dtype(flat, name):
-    flat(3).run(forward, name, FEW, (7, 8), DTYPES)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_gradients(flat, name):
-    flat(2).run(gradients, name, "auto", 3)
-
-
-def test_lookups(flat):
-    schedules = ("auto", "serial@dma", "hetero-unfused-1d:3")
-    flat(3).run(lookups.forward, schedules, range(3), (torch.float32, torch.bfloat16))
+    return lambda world: FABRICS["flat"].pool(pools, world)
 
 
 def _sliced():
     """A slice of the batch is sent as soon as it is looked up, before the next one."""
-    lookups.same(lookups.Case(1, batch=67, max_tables=3))
+    same(Case("embedding_all_to_all", 1, particular={"batch": 67, "max_tables": 3}))
     plan = weft.run.session.last_finished().plan
     assert weft.explain().schedule == "hetero-unfused-1d:8@dma"
     copies = [task for task in plan.tasks if task.kind == "copy" and task.source.rank == 0]
@@ -144,45 +109,6 @@ def test_few_bytes_travel_with_headers(flat):
     flat(2).run(_large)
 
 
-# -- two machines of two ranks ---------------------------------------------------------------------
-
-
-def _named(rank_hosts, function, *arguments):
-    """Calls a function on ranks that take themselves for being on these hosts."""
-    import os
-
-    import torch.distributed as dist
-
-    os.environ["WEFT_HOST"] = rank_hosts[dist.get_rank()]
-    return function(*arguments)
-
-
-@pytest.fixture(scope="module")
-def nested(pools):
-    """`nested("aabb")`: one rank per letter, on the host of that name."""
-    made = {}
-
-    def get(hosts):
-        if hosts not in made:
-            made[hosts] = pools.fresh(len(hosts), {})
-        pool = made[hosts]
-        return lambda function, *arguments: pool.run(_named, hosts, function, *arguments)
-
-    yield get
-    pools.close_fresh()
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_two_levels_equal_plain_torch(nested, name):
-    nested("aabb")(forward, name, _space(4), (1,))
-
-
-def test_two_levels_with_few_bytes(nested):
-    nested("aabb")(_eager, ("all_gather_matmul", "all_to_all_matmul"))
-    nested("aabb")(lookups.forward, ("auto",), range(2), (torch.float32,))
-
-
-@pytest.mark.parametrize("hosts", ["aab", "ababc"])
-@pytest.mark.parametrize("name", NAMES)
-def test_two_levels_of_odd_shapes(nested, name, hosts):
-    nested(hosts)(forward, name, FEW, (3,), DTYPES)
+def test_two_levels_with_few_bytes(pools):
+    pool = FABRICS["two_level"].pool(pools, 4)
+    pool.run(_eager, ("all_gather_matmul", "all_to_all_matmul"))

@@ -1,4 +1,4 @@
-"""Collectives that give every rank another part: all_to_all, scatter."""
+"""Public collectives that give every rank a different part: all_to_all, scatter."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Literal, overload
 import torch
 import torch.distributed as dist
 
-from weft.collectives import channel as channels
+from weft.collectives import group_channel as channels
 from weft.collectives.arguments import (
-    Given,
+    TensorOrHandle,
     answer,
     check_apart,
     check_input,
@@ -20,7 +20,7 @@ from weft.collectives.arguments import (
     checked,
     row_bytes,
 )
-from weft.collectives.channel import Channel, check_engine
+from weft.collectives.group_channel import GroupChannel, check_engine
 from weft.collectives.handle import Handle
 from weft.collectives.kinds import ALL_TO_ALL, SCATTER
 from weft.errors import Unsupported
@@ -57,15 +57,15 @@ def all_to_all(
     group: dist.ProcessGroup | None = None,
     async_op: bool = False,
     engine: str = "dma",
-) -> Given:
-    """Every rank's rows for this rank, in the order of ranks. Equals
+) -> TensorOrHandle:
+    """Sends rows to every rank, and returns those from every rank in the order of ranks. Equals
 
         out = x.new_empty(sum(out_splits), *x.shape[1:])
         dist.all_to_all_single(out, x, out_splits, in_splits)
 
-    in_splits: how many rows of x go to each rank; out_splits: how many come from each. Both may
-    differ by rank; ranks that disagree about a pair all hear it. Without them x is cut evenly.
-    `out=x` is in place, where as much comes from each rank as goes to it.
+    in_splits: how many rows of x go to each rank. out_splits: how many rows come from each rank.
+    Both may differ by rank; if two ranks disagree about their pair, all ranks raise `Mismatch`.
+    Without them x is split evenly. `out=x` is in place, if both splits are equal.
     """
     channel = channels.of(group)
     if (
@@ -81,10 +81,10 @@ def all_to_all(
     )
     if sent is None or got is None:
         bytes_each = x.nbytes // channel.world
-        job = channel.alike(ALL_TO_ALL, x, into, bytes_each, engine=engine, background=async_op)
+        job = channel.run_even(ALL_TO_ALL, x, into, bytes_each, engine=engine, background=async_op)
     else:
-        job = channel.various(
-            ALL_TO_ALL, [], [x], sent, [into], got, uneven=True, engine=engine, background=async_op
+        job = channel.run_uneven(
+            ALL_TO_ALL, [], [x], sent, [into], got, by_pair=True, engine=engine, background=async_op
         )
     return answer(channel, job, into, "all_to_all", async_op)  # type: ignore[no-any-return]
 
@@ -98,21 +98,21 @@ def scatter(
     group: dist.ProcessGroup | None = None,
     async_op: bool = False,
     engine: str = "dma",
-) -> Given:
-    """This rank's rows of the tensor of one rank. Equals
+) -> TensorOrHandle:
+    """Splits the tensor of the root by rows, and returns this rank's part. Equals
 
         parts = list(x.chunk(world)) if rank == root else None
         dist.scatter(out, parts, group_src=root)
 
-    x: [rows, ...] on the root; on others None if `out` is given, else any tensor alike in shape and
-    dtype. The rows are shared out as `torch.tensor_split` does, or as `sizes` says.
+    x: [rows, ...] on the root. Other ranks pass None with `out=`, or any tensor of the same shape
+    and dtype. The rows are split as by `torch.tensor_split`, or into `sizes[r]` rows for rank r.
     """
     channel = channels.of(group)
     source, into, counts = checked(
         channel, async_op, _scattered, channel, x, root, sizes, out, engine
     )
     here = [] if source is None else [source]
-    job = channel.various(
+    job = channel.run_uneven(
         SCATTER,
         counts,
         here,
@@ -127,7 +127,7 @@ def scatter(
 
 
 def _exchanged(
-    channel: Channel,
+    channel: GroupChannel,
     x: object,
     in_splits: Sequence[int] | None,
     out_splits: Sequence[int] | None,
@@ -156,13 +156,13 @@ def _exchanged(
         return tensor, tensor.new_empty(shape), sent, got
     into = check_out(out, shape, tensor.dtype)
     if into.data_ptr() == tensor.data_ptr() and sent == got:
-        return tensor.clone(), into, sent, got  # rows arrive before others have left
+        return tensor.clone(), into, sent, got  # rows arrive before others were sent
     check_apart(tensor, into, None)
     return tensor, into, sent, got
 
 
 def _scattered(
-    channel: Channel,
+    channel: GroupChannel,
     x: object,
     root: int,
     sizes: Sequence[int] | None,
@@ -182,12 +182,12 @@ def _scattered(
         if into is not out:
             raise Unsupported("out must be contiguous")
         row = row_bytes(into)
-        if sizes is None:  # all that this rank can know: its peers get as much
+        if sizes is None:  # this rank knows only its own size, and takes it for all
             return None, into, [into.nbytes] * world
         counts = [n * row for n in check_sizes("sizes", sizes, world, -1)]
         if counts[rank] != into.nbytes:
             raise Unsupported(
-                f"sizes says {counts[rank] // max(1, row)} rows for rank {rank}, but out has "
+                f"sizes gives {counts[rank] // max(1, row)} rows to rank {rank}, but out has "
                 f"{into.shape[0]}"
             )
         return None, into, counts

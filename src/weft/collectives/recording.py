@@ -1,17 +1,21 @@
-"""What is told of collectives: their spans in a recording, and `weft.explain()` in words."""
+"""What a collective did: its spans in a recording, and its explanation for `weft.explain()`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from weft.collectives.kinds import DTYPES, KINDS, REDUCTIONS
-from weft.fabric import _native
+from weft.collectives.kinds import BY_NUMBER, DTYPES, REDUCTIONS
+from weft.dtype import name_of
 from weft.run import record
 from weft.run.explain import Explanation
 from weft.timeline import COMMUNICATION, Span, Timeline
 
+if TYPE_CHECKING:
+    from weft.collectives.group_channel import Facts, Job
+
 LANE = "channel"
-"""The lane of what a rank does alone in a collective; what comes from a peer is on its engine's."""
+"""The lane for what a rank does alone. Bytes from a peer are on the lane of that peer's engine."""
 
 ACTS: tuple[tuple[str, str], ...] = (
     ("meet", "wait"),
@@ -20,23 +24,23 @@ ACTS: tuple[tuple[str, str], ...] = (
     ("sum", "reduce"),
     ("own part", "permute"),
 )
-"""What a span is called and of which kind it is, in the order of the native acts."""
+"""The name and the kind of each span, in the order of the native acts (`native/job.h`)."""
 
 WAYS: dict[str, str] = {
     "announcement": "up to {small} travel with the announcement: flag and data in one line",
     "ring": "in chunks of {chunk} through rings that stay in the cache",
     "in place": "the input is symmetric memory, which peers read where it lies",
 }
-"""How bytes can come, in the order of the native ways, and why they came so."""
+"""How bytes can arrive, in the order of the native ways, with the reason."""
 
-_NAMES = {number: str(dtype).removeprefix("torch.") for dtype, number in DTYPES.items()}
+_DTYPE_NAMES = {number: name_of(dtype) for dtype, number in DTYPES.items()}
 _NS = 1e-9
 
 
 @dataclass(frozen=True)
 class CollectiveExplanation(Explanation):
-    """The last collective of this process. `schedule` says how bytes came to this rank, and
-    `num_tasks` in how many chunks."""
+    """The last collective of this process. `schedule` is how bytes arrived at this rank, and
+    `num_tasks` is the number of chunks."""
 
     bytes_by_way: dict[str, int] = field(default_factory=dict)
 
@@ -57,15 +61,16 @@ class CollectiveExplanation(Explanation):
         )
 
 
-def explain_last(native: _native.Channel, world: int) -> tuple[float, Explanation] | None:
-    """What happened in the last collective of a channel, and when it ended."""
-    facts = native.last()
+def explanation_of(
+    facts: Facts, world: int, small_bytes: int, chunk_bytes: int
+) -> tuple[float, Explanation] | None:
+    """When the last collective of a channel ended, and its explanation; None if there was none.
+
+    small_bytes: the most that travels with an announcement. chunk_bytes: of a ring's chunk.
+    """
     if facts.ended == 0:
         return None
-    sizes = {
-        "small": _size(_native.SMALL_BYTES),
-        "chunk": _size(_native.CHUNK_BYTES),
-    }
+    sizes = {"small": _size(small_bytes), "chunk": _size(chunk_bytes)}
     by_way = {way: n for way, n in zip(WAYS, facts.came, strict=True) if n}
     seconds = (facts.ended - facts.started) * _NS
     return facts.ended * _NS, CollectiveExplanation(
@@ -82,15 +87,15 @@ def explain_last(native: _native.Channel, world: int) -> tuple[float, Explanatio
 
 
 def keep(
-    recording: record.Recording, job: _native.Job, kind: int, num_bytes: int, rank: int, world: int
+    recording: record.Recording, job: Job, kind: int, num_bytes: int, rank: int, world: int
 ) -> None:
-    """Puts a job's spans into a recording: at once if it is over, else as soon as it is."""
-    title = f"{KINDS[kind]} of {_size(num_bytes)} over {world} ranks"
+    """Puts the spans of a job into a recording: now if the job has ended, otherwise when it has."""
+    title = f"{BY_NUMBER[kind].name} of {_size(num_bytes)} over {world} ranks"
     recording.reserve(title, lambda: _timeline(job, rank, title) if job.done else None)
     recording.settle()
 
 
-def _timeline(job: _native.Job, rank: int, title: str) -> Timeline:
+def _timeline(job: Job, rank: int, title: str) -> Timeline:
     spans = []
     for act, peer, num_bytes, start, end in job.marks:
         task, kind = ACTS[act]
@@ -100,13 +105,12 @@ def _timeline(job: _native.Job, rank: int, title: str) -> Timeline:
     return Timeline(tuple(spans), title)
 
 
-def _title(facts: _native.Facts, world: int) -> str:
-    name = KINDS[facts.kind]
-    if name == "barrier":
-        return f"barrier over {world} ranks"
-    if name in ("all_reduce", "reduce_scatter", "reduce"):
-        name += f" ({REDUCTIONS[facts.reduction]})"
-    dtype = _NAMES.get(facts.dtype, f"{facts.item}-byte elements")
+def _title(facts: Facts, world: int) -> str:
+    kind = BY_NUMBER[facts.kind]
+    if kind.gives == "nothing":
+        return f"{kind.name} over {world} ranks"
+    name = f"{kind.name} ({REDUCTIONS[facts.reduction]})" if kind.sums else kind.name
+    dtype = _DTYPE_NAMES.get(facts.dtype, f"{facts.item}-byte elements")
     given, made = facts.bytes_in // max(1, facts.item), facts.bytes_out // max(1, facts.item)
     into = f" into {made}" if made != given else ""
     return f"{name} of {given} {dtype}{into} over {world} ranks"

@@ -1,7 +1,8 @@
-"""The channel of a group, seen from Python: one native call per collective, errors in words.
+"""The channel of a group in Python: one native call per collective, and its errors as exceptions.
 
-Collectives have numbers, memory and a thread of their own, so they neither disturb the numbering of
-the operators' calls nor need the GIL while they are under way.
+Collectives have their own numbers, memory and thread. So they do not disturb the numbering of the
+operators' calls, and they need no GIL while they run. This is the only file of the room that
+imports the native module; the others use what it defines.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ import torch
 import torch.distributed as dist
 
 from weft import fabric as fabrics
-from weft.collectives import telling
+from weft.collectives import recording
 from weft.collectives.kinds import DTYPES, OTHER, REDUCTIONS, SUM
+from weft.dtype import name_of
 from weft.errors import Cancelled, Error, Mismatch, PeerLost, Timeout, Unsupported
 from weft.fabric import Fabric, _native
 from weft.fabric.outcomes import (
@@ -30,22 +32,29 @@ from weft.fabric.outcomes import (
 )
 from weft.run import explain, record
 
-_world = dist.distributed_c10d._world
+Job = _native.Job
+Message = _native.Message
+Facts = _native.Facts
+now_ns = _native.now_ns
+SIZES = (_native.SMALL_BYTES, _native.CHUNK_BYTES, _native.STREAM_BYTES)
+"""Bytes that travel with the announcement, of a chunk, and from which chunks are streamed."""
+
 FOREVER = 2**63 - 1
+_world = dist.distributed_c10d._world
 _EMPTY = 64
-"""Stands for the place of an empty tensor, which has none; nothing is ever read there."""
+"""The address that stands for an empty tensor, which has none. Nothing is read there."""
 
 _native.learn_tensors(torch.Tensor)
 
-_channels: dict[int, Channel] = {}
+_channels: dict[int, GroupChannel] = {}
 """By fabric."""
-_known: dict[int, Channel] = {}
+_known: dict[int, GroupChannel] = {}
 """By the group that was asked for, or None."""
-os.register_at_fork(after_in_child=_known.clear)  # a forked child is no rank: it must ask anew
+os.register_at_fork(after_in_child=_known.clear)  # a forked child is not a rank and must look anew
 
 
-class Channel:
-    """The collectives of one group on this rank. Made by `of(group)`."""
+class GroupChannel:
+    """The collectives of one group on this rank. `of(group)` makes it."""
 
     def __init__(self, fabric: Fabric) -> None:
         self.fabric = fabric
@@ -55,15 +64,15 @@ class Channel:
         self.rank, self.world = fabric.rank, fabric.world
         self.group_ref = fabric.group_ref
         self._quick = self.native.quick
-        self._under_way: deque[tuple[_native.Job, Any]] = deque()
-        self._messages: list[tuple[_native.Message, Any]] = []
+        self._running: deque[tuple[Job, Any]] = deque()
+        self._messages: list[tuple[Message, Any]] = []
         self._most_messages = 64
 
     # -- starting ----------------------------------------------------------------------------------
 
     def quick(self, kind: int, x: object, out: object, reduction: int = SUM, root: int = 0) -> bool:
-        """Carries out a collective of two tensors with as little Python as can be: False, and
-        nothing was done, where it takes a further look (and at every call of a recording)."""
+        """Runs a collective of two tensors with as little Python as possible. Returns False, and
+        does nothing, if the arguments need a full check or a recording is active."""
         if record.active is not None:
             return False
         made = self._quick(kind, x, out, reduction, root, self.fabric.deadline)
@@ -72,7 +81,7 @@ class Channel:
         self.wait(made)
         return True
 
-    def alike(
+    def run_even(
         self,
         kind: int,
         source: torch.Tensor | None,
@@ -84,16 +93,16 @@ class Channel:
         engine: str = "dma",
         background: bool = False,
         patience: float | None = None,
-    ) -> _native.Job | None:
-        """Carries out a collective in which all ranks have the same sizes; one in the background
-        is only started, and gives its job."""
+    ) -> Job | None:
+        """Runs a collective in which all ranks have the same sizes. In the background it is only
+        started, and its job is returned."""
         fabric = self.fabric
         if fabric.broken is not None:
-            raise self.over()
+            raise self.group_error()
         tensor = source if source is not None else target
         dtype = OTHER if tensor is None else DTYPES.get(tensor.dtype, OTHER)
         item = 1 if tensor is None else tensor.element_size()
-        recording = record.active
+        active = record.active
         job = self.native.alike(
             kind,
             dtype,
@@ -106,20 +115,20 @@ class Channel:
             0 if target is None else target.data_ptr() or _EMPTY,
             num_bytes,
             background,
-            recording is not None,
+            active is not None,
         )
         if job is None:
             return None
-        if recording is not None:
+        if active is not None:
             total = source.nbytes if source is not None else num_bytes
-            telling.keep(recording, job, kind, total, self.rank, self.world)
+            recording.keep(active, job, kind, total, self.rank, self.world)
         if background:
             self._keep(job, (source, target))
             return job
         self.wait(job)
         return None
 
-    def various(
+    def run_uneven(
         self,
         kind: int,
         sizes: Sequence[int],
@@ -128,19 +137,20 @@ class Channel:
         targets: Sequence[torch.Tensor],
         out_sizes: Sequence[int],
         *,
-        uneven: bool = False,
+        by_pair: bool = False,
         reduction: int = SUM,
         root: int = 0,
         engine: str = "dma",
         background: bool = False,
         patience: float | None = None,
-    ) -> _native.Job | None:
-        """The same for sizes that differ by rank (all in bytes), and for lists of tensors."""
+    ) -> Job | None:
+        """Runs a collective with sizes that differ by rank (all in bytes), or with lists of
+        tensors. by_pair: whether each pair of ranks has a size of its own."""
         fabric = self.fabric
         if fabric.broken is not None:
-            raise self.over()
+            raise self.group_error()
         tensor = (*sources, *targets)[0]
-        recording = record.active
+        active = record.active
         job = self.native.various(
             kind,
             DTYPES.get(tensor.dtype, OTHER),
@@ -149,17 +159,17 @@ class Channel:
             root,
             engine == "cores",
             int((fabric.deadline if patience is None else patience) * 1e9),
-            uneven,
+            by_pair,
             sizes,
             [t.data_ptr() or _EMPTY for t in sources],
             in_sizes,
             [t.data_ptr() or _EMPTY for t in targets],
             out_sizes,
             background,
-            recording is not None,
+            active is not None,
         )
-        if recording is not None:
-            telling.keep(recording, job, kind, sum(in_sizes), self.rank, self.world)
+        if active is not None:
+            recording.keep(active, job, kind, sum(in_sizes), self.rank, self.world)
         if background:
             self._keep(job, (*sources, *targets))
             return job
@@ -167,27 +177,28 @@ class Channel:
         return None
 
     def refuse(self, error: Exception, background: bool = False) -> None:
-        """Tells every rank why this one cannot take part. In the background nobody waits for it."""
+        """Sends the reason why this rank cannot take part to every rank. In the background this
+        returns at once."""
         if self.world == 1 or self.fabric.broken is not None:
             return
-        said = str(error) or type(error).__name__
-        job = self.native.refuse(said[:800], int(self.fabric.deadline * 1e9), background)
+        reason = str(error) or type(error).__name__
+        job = self.native.refuse(reason[:800], int(self.fabric.deadline * 1e9), background)
         if background:
             self._keep(job, ())
             return
         with contextlib.suppress(Mismatch):
             self.wait(job)
 
-    def _keep(self, job: _native.Job, tensors: Any) -> None:
-        """Keeps the tensors of a job alive while the channel may touch them."""
-        under_way = self._under_way
-        while under_way and under_way[0][0].done:
-            under_way.popleft()
-        under_way.append((job, tensors))
+    def _keep(self, job: Job, tensors: Any) -> None:
+        """Keeps the tensors of a job alive while the channel may use them."""
+        running = self._running
+        while running and running[0][0].done:
+            running.popleft()
+        running.append((job, tensors))
 
-    def message(self, sends: bool, peer: int, tag: int, tensor: torch.Tensor) -> _native.Message:
-        """Starts a message in the background. Its tensor lives until it is over, whatever becomes
-        of what the caller got for it."""
+    def message(self, sends: bool, peer: int, tag: int, tensor: torch.Tensor) -> Message:
+        """Starts to send or receive a message in the background. Its tensor is kept alive until
+        the message has ended, even if the caller drops what it was given."""
         started = self.messages.start(
             sends, peer, tag, tensor.data_ptr(), tensor.nbytes, int(self.patience * 1e9), True
         )
@@ -200,22 +211,27 @@ class Channel:
 
     # -- ending ------------------------------------------------------------------------------------
 
-    def wait(self, job: _native.Job) -> None:
-        """Waits for a job; raises what became of it. Python handles its signals in between."""
+    def wait(self, job: Job) -> None:
+        """Waits for a job and raises its error. Python handles signals meanwhile."""
         try:
             while True:
                 outcome = self.native.wait(job, FOREVER)
                 if outcome[0] != AGAIN:
                     break
         except BaseException as interrupt:
-            said = f"rank {self.rank} was interrupted by {type(interrupt).__name__}"
-            self.fabric.give_up(Error(said))
+            self.interrupted(interrupt)
             raise
         if outcome[0] != OK:
             raise self.error(job, outcome)
 
-    def error(self, job: _native.Job, outcome: tuple[int, int]) -> Error:
-        """The error for an outcome; the group is over unless the ranks only disagreed."""
+    def interrupted(self, interrupt: BaseException) -> None:
+        """Gives the group up, because this rank left a wait before its end."""
+        reason = f"rank {self.rank} was interrupted by {type(interrupt).__name__}"
+        self.fabric.give_up(Error(reason))
+
+    def error(self, job: Job, outcome: tuple[int, int]) -> Error:
+        """The error for an outcome. Unless ranks only disagreed or one withdrew, the group cannot
+        be used any more."""
         code = outcome[0]
         if code == DISAGREE:
             return Mismatch(job.words)
@@ -242,7 +258,7 @@ class Channel:
         elif lost := peer_error(outcome, self.rank, where):
             error = lost
         elif self.fabric.broken is not None:
-            return self.over()
+            return self.group_error()
         else:
             error = Error(f"rank {self.rank} was stopped when it was {where}")
         self.fabric.give_up(error)
@@ -250,19 +266,19 @@ class Channel:
 
     @property
     def patience(self) -> float:
-        """How long a wait may take, in seconds."""
+        """The longest that a wait may take, in seconds."""
         return self.fabric.deadline
 
-    def over(self) -> Error:
-        """What every call on a group says that is over."""
+    def group_error(self) -> Error:
+        """The error of every call on a group that was given up."""
         broken = self.fabric.broken
-        said = f"this group is over ({broken}); form a new group"
+        reason = f"this group is over ({broken}); form a new group"
         if isinstance(broken, PeerLost):
-            return PeerLost(said, broken.rank)
-        return type(broken)(said) if broken is not None else Error(said)
+            return PeerLost(reason, broken.rank)
+        return type(broken)(reason) if broken is not None else Error(reason)
 
 
-def of(group: dist.ProcessGroup | None = None) -> Channel:
+def of(group: dist.ProcessGroup | None = None) -> GroupChannel:
     """The channel of a group (None: of all ranks)."""
     key = id(group)
     known = _known.get(key)
@@ -274,7 +290,7 @@ def of(group: dist.ProcessGroup | None = None) -> Channel:
     return found
 
 
-def _find(group: dist.ProcessGroup | None) -> Channel:
+def _find(group: dist.ProcessGroup | None) -> GroupChannel:
     fabric = fabrics.of(group)
     channel = _channels.get(id(fabric))
     if channel is None or channel.fabric is not fabric:
@@ -283,26 +299,27 @@ def _find(group: dist.ProcessGroup | None) -> Channel:
                 del _channels[key]
         for known in [key for key, other in _known.items() if other.fabric.closed]:
             del _known[known]
-        channel = _channels[id(fabric)] = Channel(fabric)
+        channel = _channels[id(fabric)] = GroupChannel(fabric)
     return channel
 
 
-def _explain_last() -> tuple[float, explain.Explanation] | None:
-    told = [telling.explain_last(c.native, c.world) for c in list(_channels.values())]
-    return max((one for one in told if one is not None), key=lambda one: one[0], default=None)
-
-
-explain.others.append(_explain_last)
+def explain_collective() -> tuple[float, explain.Explanation] | None:
+    """The collective of this process that ended last, over all channels."""
+    sizes = SIZES[:2]
+    found = [
+        recording.explanation_of(channel.native.last(), channel.world, *sizes)
+        for channel in list(_channels.values())
+    ]
+    return max((one for one in found if one is not None), key=lambda one: one[0], default=None)
 
 
 def check_engine(engine: str) -> None:
+    """Raises unless an engine can move a collective's bytes."""
     if engine not in ("dma", "cores"):
         raise Unsupported(f"a collective is moved by dma or cores, not {engine!r}")
 
 
 def check_reduction(dtype: torch.dtype, reduction: int) -> None:
-    """That a dtype can be reduced so."""
+    """Raises unless elements of a dtype have that reduction."""
     if not _native.can_reduce(DTYPES.get(dtype, OTHER), reduction):
-        raise Unsupported(
-            f"{str(dtype).removeprefix('torch.')} has no reduction {REDUCTIONS[reduction]!r} here"
-        )
+        raise Unsupported(f"{name_of(dtype)} has no reduction {REDUCTIONS[reduction]!r} here")

@@ -27,7 +27,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class DlrmStory:
+class DlrmSavings:
     """The savings by change and cluster, the step as stated, and MLPerf's model."""
 
     savings: dict[str, tuple[float, ...]]
@@ -35,7 +35,7 @@ class DlrmStory:
     mlperf: tuple[float, ...]
 
 
-def tell_dlrm(report: Callable[[float, str], None] | None = None) -> DlrmStory:
+def simulate_dlrm(report: Callable[[float, str], None] | None = None) -> DlrmSavings:
     """Simulates every change on every cluster, with weak scaling."""
     savings = {}
     stated: tuple[Point, ...] = ()
@@ -46,7 +46,7 @@ def tell_dlrm(report: Callable[[float, str], None] | None = None) -> DlrmStory:
         savings[name] = tuple(point.saving for point in points)
         stated = stated or points
     mlperf = tuple(_point("dlrm-mlperf", cluster, {}).saving for cluster in CLUSTERS)
-    return DlrmStory(savings, stated, mlperf)
+    return DlrmSavings(savings, stated, mlperf)
 
 
 def _point(model: str, cluster: str, change: dict[str, Any]) -> Point:
