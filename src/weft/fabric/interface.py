@@ -254,13 +254,13 @@ class Fabric(Protocol):
         have."""
 
     def channels(self) -> tuple[Any, Any]:
-        """What native collectives and messages go through; raises `Unsupported` unless
+        """The channels of native collectives and messages. Raises `Unsupported` unless
         `can.collectives`."""
 
     def set_link(self, link: Link) -> None: ...
 
     def failure(self, outcome: tuple[int, int], doing: str, waiting_for: str) -> Error:
-        """The error for a wait that did not end well; the group is over after it."""
+        """The error for a wait that failed. The group cannot be used afterwards."""
 
     def give_up(self, error: Error) -> None:
         """Ends the group for this rank, and informs the others."""

@@ -292,8 +292,8 @@ def _checked(
 
 
 def _outdated(out: object, shape: tuple[int, int], dtype: torch.dtype) -> bool:
-    """Whether out does not fit the result of the last such call: peers may have other tables now,
-    so this rank asks them before it refuses."""
+    """Whether out does not fit the result of the last such call. Peers may have other tables now,
+    so this rank learns their sizes before it refuses."""
     return isinstance(out, torch.Tensor) and (tuple(out.shape), out.dtype) != (shape, dtype)
 
 

@@ -230,7 +230,7 @@ def _stored(
     """The function that makes the result `y`, and its memory if peers store into it."""
     shape, dtype, out = stored
     if not in_kernel(fabric, schedule):
-        # Copy engines write rows that lie one after another.
+        # Copy engines write contiguous rows.
         given = out if out is not None and out.is_contiguous() else None
         return (lambda _: {"y": torch.empty(shape, dtype=dtype) if given is None else given}), {}
     if output is None:
