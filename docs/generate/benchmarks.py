@@ -201,7 +201,9 @@ def _figure(figure: Figure, stored: Mapping[str, Stored | None]) -> list[str]:
     result = stored.get(figure.benchmark)
     if result is None:
         return [figure.text, "not measured yet", "", "", command]
-    check = next(c for c in result["checks"] if c["name"].startswith(figure.check))
+    check = next((c for c in result["checks"] if c["name"].startswith(figure.check)), None)
+    if check is None:
+        raise LookupError(f"weft bench {figure.benchmark} has no check {figure.check!r} any more")
     sign, bound = check["bar"].split()
     words = "at most" if sign == "<=" else "at least"
     target = f"{words} {figure.show(float(bound))}"
