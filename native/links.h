@@ -1,13 +1,13 @@
 // Paced links: make one machine behave like a node whose links are slower than its memory.
 //
-// A link is a moment in shared memory: when it will be free. A transfer reserves time on every link
-// of its path and is over when the last one is. Reserving is one compare-and-swap, so a process that
-// is killed can never leave a link locked.
+// A link is a moment in shared memory at which it will be free. A transfer reserves time on every
+// link of its path, and ends when its last reservation ends. A reservation is one compare-and-swap,
+// so a process that is killed can never leave a link locked.
 //
-// All orders are relaxed: a moment guards no other memory, each compare-and-swap is a whole
-// reservation by itself, and what it moves is ordered by the signals of whoever moves it. The same goes
-// for the numbers of `set`, which a thread of Python writes while engines read them: each is used by
-// itself, and a reservation made of an old and a new one is as right as one made just before or after.
+// All orders are relaxed: a moment protects no other memory, each compare-and-swap is a complete
+// reservation, and signals order the bytes that are moved. The same holds for the numbers of `set`,
+// which a Python thread writes while engines read them: each is used alone, and a reservation with
+// an old and a new number is as valid as one just before or after.
 #pragma once
 
 #include <algorithm>
@@ -41,7 +41,7 @@ class Links {
     return std::max<uint64_t>(uint64_t(std::min(bandwidth * kTurn, kMost)), 16 << 10);
   }
 
-  // Reserves the path for so many bytes, not before a moment; gives when the last byte is through.
+  // Reserves the path for these bytes, not before a moment; returns when the last byte has passed.
   int64_t reserve(int source, int target, uint64_t bytes, int64_t not_before) {
     const double bandwidth = bandwidth_.load(kRelaxed);
     if (bandwidth <= 0 || source == target) return not_before;

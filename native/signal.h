@@ -18,7 +18,7 @@ inline int64_t now_ns() {
   return int64_t(t.tv_sec) * 1'000'000'000 + t.tv_nsec;
 }
 
-// A moment so much after another; the end of time where that is beyond it.
+// A moment after another, or the largest one if the sum would overflow.
 inline int64_t later(int64_t moment, int64_t by) {
   int64_t sum;
   return __builtin_add_overflow(moment, by, &sum) ? INT64_MAX : sum;
@@ -53,10 +53,10 @@ inline void futex_wake_all(const void* word) {
 
 // One writer (or atomic adds), any number of waiters, in any process that maps it.
 //
-// Two things are ordered by it. What the writer did before `set` is there for whoever has seen the new
-// value: the store releases (seq_cst includes that), and `get` acquires. And no wake-up is lost: see
-// `set`. Sleepers that are killed leave `sleepers` above zero, which costs a system call per `set` and
-// nothing else.
+// It guarantees two things. A thread that has seen the new value also sees what the writer did
+// before `set`: the store releases (seq_cst includes that), and `get` acquires. And no wake-up is
+// lost: see `set`. A killed sleeper leaves `sleepers` above zero, which only costs a system call
+// per `set`.
 struct Signal {
   std::atomic<uint64_t> value;
   std::atomic<uint32_t> sleepers;
@@ -64,8 +64,8 @@ struct Signal {
 
   uint64_t get() const { return value.load(std::memory_order_acquire); }
 
-  // The store and the look at `sleepers` are both sequentially consistent, as are the sleeper's
-  // mark and its look at `value`: one of the two always sees the other, so no wake-up is lost.
+  // The store and the load of `sleepers` are both sequentially consistent, as are the sleeper's
+  // increment and its load of `value`: one of the two always sees the other, so no wake-up is lost.
   void set(uint64_t to) {
     value.store(to, std::memory_order_seq_cst);
     wake();
@@ -76,7 +76,7 @@ struct Signal {
     wake();
   }
 
-  // Wakes whoever sleeps without a new value.
+  // Wakes all sleepers without a new value.
   void wake() {
     if (sleepers.load(std::memory_order_seq_cst) != 0) futex_wake_all(&value);
   }

@@ -73,8 +73,8 @@ _this_host.calibrator = _calibrate
 
 
 def explain() -> Explanation | None:
-    """Explains the last weft call of this process, an operator's or a collective's; None if there
-    was none."""
+    """Explains the last weft call of this process, an operator or a collective. Returns None if
+    there was none."""
     found = [last for last in (_explain_plan(), _explain_collective()) if last is not None]
     return max(found, key=lambda last: last[0])[1] if found else None
 

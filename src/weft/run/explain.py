@@ -1,4 +1,4 @@
-"""What happened in the last call, in words: which schedule ran, why, and what moved the bytes."""
+"""Explains the last call: which schedule ran, the reason, and what moved the bytes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from weft.run.session import Finished, last_finished
 
 @dataclass(frozen=True)
 class Explanation:
-    """The last call of this process. `percent_of_ideal` needs recording: the ideal is the longer
-    of the rank's compute and communication, as they were busy in this very call; 100 is reached
-    when the call took no longer than that."""
+    """The last call of this process.
+
+    `percent_of_ideal` needs recording. The ideal is the longer of the times in which this rank
+    computed and communicated in this call; 100 means that the call took no longer than that.
+    """
 
     operation: str
     schedule: str
@@ -43,7 +45,8 @@ class Explanation:
         return "\n".join(lines)
 
     def _reason(self) -> str:
-        """Why this schedule ran, and what was asked for if that is another one."""
+        """The reason for the schedule that ran, and the schedule that was asked for if it
+        differs."""
         if self.asked in ("", self.schedule) or self.asked in self.why:
             return self.why
         return f"asked for {self.asked}; {self.why}"
