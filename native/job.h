@@ -11,7 +11,7 @@
 
 namespace weft {
 
-// In the order of `weft.collectives.kinds.KINDS`.
+// The numbers are those of `weft.plan.collective.KINDS`.
 enum class Kind : int {
   all_gather,
   all_to_all,
@@ -29,7 +29,7 @@ enum class Kind : int {
 enum class Way : int { announcement, ring, in_place };
 constexpr int kWays = 3;
 
-// What a rank did in a collective, for a recording. In the order of `weft.collectives.telling.ACTS`.
+// What a rank did in a collective, for a recording. In the order of `weft.collectives.recording.ACTS`.
 enum class Act : int { meet, stage, copy, sum, keep };
 
 struct Mark {

@@ -1,5 +1,5 @@
-"""Generators of documents, with their templates; no part of the installed package.
+"""Generators of documents, and their templates. They are not part of the installed package.
 
-`weft bench NAME --write docs` writes what `generate/NAME.py` makes of the benchmark's result, and
-`python docs/generate/reference.py` writes reference.md.
+`weft bench NAME --write docs` writes the documents that `generate/NAME.py` makes of the benchmark's
+result. `python docs/generate/reference.py` writes reference.md.
 """

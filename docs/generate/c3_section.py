@@ -1,4 +1,4 @@
-"""The part of docs/fidelity.md about C3: the simulated ladder beside the published one."""
+"""The section of docs/fidelity.md about C3: simulated and published results per strategy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from weft.study.c3 import simulated
 from weft.study.c3.findings import Study
 
 INTERFERENCES = (0.0, 0.05, 0.2, 0.3)
-"""What is tried for `links.interference`; the last is what the machine has."""
+"""The values of `links.interference` to try. The last is the machine's own."""
 
 
 def section() -> str:
@@ -39,7 +39,8 @@ def section() -> str:
 
 
 def _alike(machine: Machine) -> str:
-    """The core-driven steps if interference went by bytes moved, whoever moves them."""
+    """The core-driven strategies, if interference depended on the bytes moved, not on who moves
+    them."""
     cores = machine.cores
     share = machine.links.interference / cores.memory_bytes_per_byte
     calmer = simulated.study(replace(machine, links=replace(machine.links, interference=share)))
@@ -71,7 +72,7 @@ def _what_if(tried: Mapping[float, Study], names: Sequence[str]) -> str:
 
 
 def _starved(study: Study) -> float:
-    """The share of a GEMM's time for which the collective behind it has no units, as a mean."""
+    """The mean share of a GEMM's time in which the collective after it has no compute units."""
     shares = []
     for scenario in study.scenarios:
         outcome = scenario.outcomes["concurrent"]

@@ -1,4 +1,4 @@
-"""The plots of docs/fidelity.md, and the rows of a comparison sorted by what they are about."""
+"""The plots of docs/fidelity.md, and the selection of rows for each."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from generate.svg import Axis, Series, bars, chart
 from weft.report.units import duration, scaled
 from weft.simulate.cost.fidelity import Fidelity, Row
-from weft.study.ficco import Story
+from weft.study.ficco import FiccoEvaluation
 
 MEASURED, MODEL, OTHER, FOURTH = "#d55e00", "#0072b2", "#009e73", "#8a9bab"
 
 
 def _short(text: str) -> str:
-    """`10 ms` for `10.0 ms`: the ticks of an axis are round."""
+    """`10 ms` instead of `10.0 ms`, for the ticks of an axis."""
     return text.replace(".00 ", " ").replace(".0 ", " ")
 
 
@@ -30,7 +30,7 @@ def rows_of(found: Fidelity, what: str) -> list[Row]:
 
 
 def gemms(found: Fidelity) -> dict[str, list[tuple[int, Row]]]:
-    """Rows of every source with their m."""
+    """The rows of every source, with their m."""
     by_what: dict[str, list[tuple[int, Row]]] = {}
     for row in found.rows:
         if row.what.startswith("GEMM "):
@@ -39,12 +39,12 @@ def gemms(found: Fidelity) -> dict[str, list[tuple[int, Row]]]:
 
 
 def copies(found: Fidelity) -> list[Row]:
-    """Single copies by engines."""
+    """The rows of single copies on engines."""
     return [row for row in found.rows if row.what.startswith(("DMA copy", "DMA put"))]
 
 
 def variants(found: Fidelity) -> dict[tuple[str, str, int], list[tuple[str, Row]]]:
-    """Rows of one collective at one size, fitted or held out, by variant."""
+    """The rows by collective, size, and whether fitted or held out, with their variants."""
     by_size: dict[tuple[str, str, int], list[tuple[str, Row]]] = {}
     for row in found.rows:
         if row.what.startswith("DMA variants"):
@@ -55,12 +55,12 @@ def variants(found: Fidelity) -> dict[tuple[str, str, int], list[tuple[str, Row]
 
 
 def units_taken(found: Fidelity) -> list[Row]:
-    """GEMMs with compute units taken away."""
+    """The rows of GEMMs with fewer compute units."""
     return [row for row in found.rows if "units taken" in row.what]
 
 
 def gemm_plots(found: Fidelity) -> Iterator[tuple[str, str]]:
-    """A machine and its plot, each."""
+    """The plot of each machine, with its name."""
     axes = Axis("measured", True, _time), Axis("model", True, _time)
     colours = (MODEL, MEASURED, OTHER)
     for machine in ("h100", "mi300x", "b200"):
@@ -77,7 +77,7 @@ def gemm_plots(found: Fidelity) -> Iterator[tuple[str, str]]:
 
 
 def over_size(found: Fidelity, named: dict[str, str], title: str) -> str:
-    """Times over bytes of comparisons by name, from 1 MiB up."""
+    """Times over bytes of the named comparisons, from 1 MiB up."""
     series = []
     for (name, what), colour in zip(named.items(), (MODEL, OTHER, MEASURED), strict=False):
         rows = [row for row in rows_of(found, what) if float(row.size) >= 1 << 20]
@@ -87,7 +87,7 @@ def over_size(found: Fidelity, named: dict[str, str], title: str) -> str:
 
 
 def copy_plots(found: Fidelity) -> Iterator[tuple[str, str]]:
-    """A name and a plot for each kind of copy."""
+    """The plot of each kind of copy, with its name."""
     for name, head, axis in (
         ("copy", "DMA copy", Axis("share not copying", text=lambda v: f"{100 * v:.0f} %")),
         ("put", "DMA put", Axis("rate", text=lambda v: _short(scaled(v, "B/s")))),
@@ -122,7 +122,7 @@ def variants_plot(found: Fidelity) -> str:
 
 
 def units_plot(found: Fidelity) -> str:
-    """Slowdowns with compute units taken away, side by side."""
+    """The measured and simulated slowdown with fewer compute units."""
     rows = units_taken(found)
     labels = [f"{row.what.split('-')[0]}-bound, {row.size} taken" for row in rows]
     groups = [
@@ -133,16 +133,16 @@ def units_plot(found: Fidelity) -> str:
     return bars(labels, groups, axis, title="GEMMs with fewer compute units", line=1.0)
 
 
-def ficco_plot(story: Story) -> str:
-    """Speedups of the scenarios, with shard-p2p on both machines and ideal."""
-    scenarios = story.mesh.scenarios
+def ficco_plot(ficco: FiccoEvaluation) -> str:
+    """The speedups of the scenarios, with shard-p2p on both machines, and the ideal."""
+    scenarios = ficco.mesh.scenarios
     groups = [
         ("best", MODEL, [s.best.speedup for s in scenarios]),
         ("shard-p2p", MEASURED, [s.outcome("shard-p2p@dma").speedup for s in scenarios]),
         (
             "shard-p2p, switch",
             OTHER,
-            [s.outcome("shard-p2p@dma").speedup for s in story.switch.scenarios],
+            [s.outcome("shard-p2p@dma").speedup for s in ficco.switch.scenarios],
         ),
     ]
     return bars(

@@ -1,4 +1,4 @@
-"""The part of docs/fidelity.md about this host: the last results of `weft bench predict`."""
+"""The section of docs/fidelity.md about this host: the saved results of `weft bench predict`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Not measured where this was written: run `weft calibrate`, then `weft bench pred
 
 
 def section() -> str:
-    """Markdown, from a heading on."""
+    """The section as Markdown, with its heading."""
     try:
         found = kept_results()
         rows, checks = found["rows"], found["checks"]

@@ -1,5 +1,5 @@
-"""The part of docs/fidelity.md about communication inside a kernel: what it saves, simulated, at
-stated sizes, beside what the paper reports."""
+"""The section of docs/fidelity.md about communication inside a kernel: the simulated savings, and
+those that the paper reports."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """`python docs/generate/reference.py` writes docs/reference.md from all public docstrings.
 
-A test holds the file to what this would write.
+A test checks that the file is up to date.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Charts as small SVG files, for documents that cannot run a page: points, lines and bars.
+"""Charts as small SVG files, for documents without scripts: points, lines and bars.
 
 chart([Series("measured", "#d55e00", points)], Axis("bytes", log=True), Axis("us", log=True))
 """
@@ -19,7 +19,7 @@ _TEXT, _FAINT, _LINE = "#1d2127", "#5d6673", "#dfe2e6"
 
 @dataclass(frozen=True)
 class Series:
-    """Points of one colour, joined by a line if it is one; without a name it has no legend."""
+    """Points of one colour, or a line through them. A series without a name has no legend."""
 
     name: str
     colour: str
@@ -29,14 +29,14 @@ class Series:
 
 @dataclass(frozen=True)
 class Axis:
-    """A label, and how values lie on the axis and are written beside it."""
+    """An axis: its label, its scale, and the format of its values."""
 
     label: str
     log: bool = False
     text: Callable[[float], str] = digits
 
     def scale(self, values: Sequence[float], zero: bool = False) -> _Scale:
-        """From the least to the largest value, or on a linear axis from zero."""
+        """The scale from the smallest to the largest value, or, if linear and `zero`, from zero."""
         least, most = min(values), max(values)
         if self.log:
             low, high = log10(least), log10(most)
@@ -52,7 +52,7 @@ class _Scale:
     high: float
 
     def at(self, value: float) -> float:
-        """0 at the low end, 1 at the high end."""
+        """The position of a value: 0 at the low end, 1 at the high end."""
         place = log10(value) if self.log else value
         return (place - self.low) / (self.high - self.low)
 
@@ -69,7 +69,7 @@ class _Scale:
 def chart(
     series: Sequence[Series], x: Axis, y: Axis, *, title: str = "", diagonal: bool = False
 ) -> str:
-    """Series over two axes. `diagonal`: both axes are alike, with a line where they are equal."""
+    """Series over two axes. diagonal: both axes have the same scale, with a line where x = y."""
     xs = [px for one in series for px, _ in one.points]
     ys = [py for one in series for _, py in one.points]
     if diagonal:
@@ -103,8 +103,8 @@ def bars(
     marks: tuple[str, str, Sequence[float]] | None = None,
     line: float | None = None,
 ) -> str:
-    """Bars of groups (name, colour, a value per label) side by side; `marks` are strokes over
-    each label, `line` a level across all of them."""
+    """Grouped bars. groups: (name, colour, one value per label). marks: a stroke per label. line: a
+    horizontal line across all labels."""
     values = [value for _, _, some in groups for value in some]
     values += list(marks[2]) if marks else []
     up = y.scale([*values, line or 0.0])
@@ -143,7 +143,7 @@ def _y(share: float) -> float:
 
 
 def _frame(title: str, series: Sequence[Series]) -> Iterator[str]:
-    """White ground, so that a chart reads on dark pages too, the title, and the legend."""
+    """The title, the legend, and a white background, so that it is readable on dark pages."""
     yield f'<rect width="{WIDTH}" height="{HEIGHT}" rx="8" fill="#ffffff"/>'
     yield (
         f'<text x="{_LEFT}" y="24" font-size="14" font-weight="600" fill="{_TEXT}">'

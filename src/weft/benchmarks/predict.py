@@ -1,4 +1,4 @@
-"""How well the calibrated machine predicts this one, over shapes that calibration did not see."""
+"""How well the calibrated machine predicts this host, over shapes that calibration did not use."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class LinkedShape(NamedTuple):
         return f"{self.m}x{self.n}x{self.k}, {self.world} ranks, {self.link} {self.topology}"
 
 
-CASES = (  # no M, N or K is one that calibration measures
+CASES = (  # calibration measures none of these M, N and K
     LinkedShape(768, 768, 1536, 2, "balanced"),
     LinkedShape(1536, 384, 768, 2, "0.5x"),
     LinkedShape(640, 1280, 640, 2, "2x"),
@@ -61,7 +61,7 @@ HEADERS = (
 
 
 def run(report: Report) -> Result:
-    """Measures all schedules of 12 shapes and lays the simulation over them."""
+    """Measures all schedules of 12 shapes and compares the simulation with them."""
     machine = load("cpu")
     predictions = []
     for number, case in enumerate(CASES):

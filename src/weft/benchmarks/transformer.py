@@ -27,14 +27,14 @@ SEQUENCE = 512
 BATCH = 1
 WORLD = 2
 COMMUNICATION = 0.4
-"""The share of torch's arm that is communication."""
+"""The share of communication in the time of the torch arm."""
 SCHEDULE = "auto"
 REPEAT = 9
 CALIBRATE = 7
 
 
 def run(report: Report) -> Result:
-    """Median milliseconds of forward + backward, and whether both arms have the same loss."""
+    """The median milliseconds of forward + backward, and whether both arms have the same loss."""
     figures = launch(WORLD, _measure, SHAPE, SEQUENCE, REPEAT, report=report)[0]
     ratio = figures["torch"] / figures["weft"]
     rows: list[list[str | float]] = [
@@ -92,8 +92,8 @@ def _measure(report: Report, shape: LlamaShape, sequence: int, repeat: int) -> d
 
 
 def _rate(plain: Callable[[], None], traffic: Traffic, report: Report) -> tuple[float, float]:
-    """The link's rate, from a run at memory speed; and the seconds of that. What collectives take
-    at memory speed, too (staging, sums), is part of the 40 %."""
+    """The rate of the link, and the seconds of a run at memory speed, from which it follows. The
+    time of collectives at memory speed (staging, sums) is part of the 40 %."""
     inside: list[float] = []
 
     def step() -> None:

@@ -1,4 +1,4 @@
-"""`weft bench NAME`: the figures that weft promises, as a table with pass marks."""
+"""`weft bench NAME`: measures the figures that weft promises, and checks them."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def bench(
 
 
 def _generator(name: str, folder: Path) -> Callable[[object], Mapping[str, str]]:
-    """What makes documents, by path below the folder, of what the benchmark found. Generators are
-    not installed with weft: they lie in the folder that they write."""
+    """The function that makes the benchmark's documents, by path below the folder. Generators are
+    not installed with weft; they are in the folder to which they write."""
     if not folder.is_dir():
         raise Unsupported(f"cannot write to {folder}: there is no such folder")
     path = folder / "generate" / f"{name}.py"

@@ -1,4 +1,4 @@
-"""`weft judge`: how often the heuristic is right, on scenarios that nobody tuned to."""
+"""`weft judge`: how often the heuristic is right, on random scenarios."""
 
 from __future__ import annotations
 

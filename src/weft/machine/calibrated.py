@@ -1,7 +1,7 @@
-"""The description of this host: where it lives, and how it is written.
+"""The description of this host: where it is stored, and how it is written.
 
-`weft calibrate` measures this machine and writes `cpu.toml` to the user's cache directory, whole or
-not at all; `weft.machine.load("cpu")` finds it there.
+`weft calibrate` measures this machine and writes `cpu.toml` atomically to the user's cache
+directory, where `weft.machine.load("cpu")` finds it.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ def cache() -> Path:
 
 
 def path() -> Path:
-    """Where the description of this host is, or will be."""
+    """The path of the description of this host, which may not exist yet."""
     return cache() / "machines" / f"{NAME}.toml"
 
 
 def write(target: Path, text: str) -> Path:
-    """Writes a file and the folders above it; a reader sees the old file or the new one."""
+    """Writes a file atomically and creates its folders. Readers see the old file or the new one."""
     beside = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -49,9 +49,9 @@ def write(target: Path, text: str) -> Path:
 
 
 def to_toml(machine: Machine, heading: str, sources: Mapping[str, str]) -> str:
-    """The machine as TOML with a comment behind every number.
+    """The machine as TOML with a comment after every number.
 
-    sources: what to say of a key (`launch.host`), or of all keys of its section (`launch`).
+    sources: the comment for a key (`launch.host`), or for all keys of a section (`launch`).
     """
     lines = [*(f"# {line}" for line in heading.splitlines()), f"title = {_text(machine.title)}"]
     for item in fields(machine):

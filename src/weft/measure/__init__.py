@@ -1,2 +1,2 @@
-"""Measurements on this machine: starting ranks, links and hosts to measure on, the arms that take
-turns, and the probes from which calibration describes the machine."""
+"""Measurements on this machine: rank processes, emulated links and hosts, interleaved arms, and the
+probes with which calibration describes the machine."""

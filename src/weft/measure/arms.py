@@ -1,8 +1,8 @@
-"""The arms of a measurement, one small adapter per operation: its compute alone, its communication
-alone, its call under a schedule, and plain torch over gloo. Inputs are this rank's, random.
+"""The arms of a measurement, per operation: its compute alone, its communication alone, its call
+under a schedule, and plain torch over gloo. Inputs are random.
 
-Communication alone is the serial call with nothing to multiply: no columns of w where rows are
-gathered first, an empty K where products are sent (their sums are part of communicating).
+Communication alone is the serial call with an empty product: w has no columns if rows are gathered
+first, and K is empty if products are sent. Sums of received products count as communication.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from weft.errors import Unsupported
-from weft.fabric import HostFabric
+from weft.fabric import Fabric
 from weft.measure.launch import all_gather_flat
 from weft.ops.all_gather_matmul import all_gather_matmul
 from weft.ops.all_to_all_matmul import all_to_all_matmul
@@ -34,7 +34,8 @@ SERIAL = "serial@dma"
 
 @dataclass(frozen=True)
 class Arms:
-    """What one rank does in each arm. plain: gloo and `torch.mm`, where rows are shared evenly."""
+    """The functions that one rank runs in each arm. plain: gloo and `torch.mm`; only if rows are
+    split evenly."""
 
     compute: Action
     communicate: Action
@@ -42,21 +43,35 @@ class Arms:
     plain: Action
 
 
-def arms_of(operation: Any, fabric: HostFabric) -> Arms:
+Adapter = Callable[[Any, "Maker"], Arms]
+_adapters: dict[str, Adapter] = {}
+
+
+def register(name: str) -> Callable[[Adapter], Adapter]:
+    """Makes an operation measurable: `weft run`, `weft tune` and the benchmarks find its arms."""
+
+    def keep(adapter: Adapter) -> Adapter:
+        _adapters[name] = adapter
+        return adapter
+
+    return keep
+
+
+def arms_of(operation: Any, fabric: Fabric) -> Arms:
     """The arms of an operation on this rank."""
     maker = Maker(fabric, getattr(torch, operation.dtype))
-    if operation.name not in _ADAPTERS:
+    if operation.name not in _adapters:
         raise Unsupported(
             f"{operation.name} is part of other operators and not measured by itself; "
-            f"measure one of {', '.join(_ADAPTERS)}"
+            f"measure one of {', '.join(sorted(_adapters))}"
         )
-    return _ADAPTERS[operation.name](operation, maker)
+    return _adapters[operation.name](operation, maker)
 
 
 class Maker:
-    """Makes random tensors of this rank."""
+    """Creates the tensors of this rank, with random values."""
 
-    def __init__(self, fabric: HostFabric, dtype: torch.dtype) -> None:
+    def __init__(self, fabric: Fabric, dtype: torch.dtype) -> None:
         self.fabric = fabric
         self.rank = fabric.rank
         self.dtype = dtype
@@ -66,13 +81,14 @@ class Maker:
         return torch.randn(rows, columns, generator=self.random).to(self.dtype)
 
     def symmetric(self, rows: int, columns: int) -> torch.Tensor:
-        tensor = self.fabric.symmetric_empty((rows, columns), self.dtype)
+        tensor = self.fabric.memory.empty((rows, columns), self.dtype)
         return tensor.copy_(self.tensor(rows, columns))
 
     def empty(self, rows: int, columns: int) -> torch.Tensor:
         return torch.empty(rows, columns, dtype=self.dtype)
 
 
+@register("all_gather_matmul")
 def _all_gather_matmul(operation: AllGatherMatmul, make: Maker) -> Arms:
     k, columns, rows = operation.k, operation.columns[make.rank], operation.rows
     x, whole = make.symmetric(rows[make.rank], k), make.tensor(operation.m, k)
@@ -95,6 +111,7 @@ def _all_gather_matmul(operation: AllGatherMatmul, make: Maker) -> Arms:
     )
 
 
+@register("all_to_all_matmul")
 def _all_to_all_matmul(operation: AllToAllMatmul, make: Maker) -> Arms:
     rank, k, (n,) = make.rank, operation.k, operation.columns[make.rank]
     sent, taken = _splits(operation.splits, rank)
@@ -113,6 +130,7 @@ def _all_to_all_matmul(operation: AllToAllMatmul, make: Maker) -> Arms:
     )
 
 
+@register("matmul_all_to_all")
 def _matmul_all_to_all(operation: MatmulAllToAll, make: Maker) -> Arms:
     rank, n = make.rank, operation.n
     sent, taken = _splits(operation.splits, rank)
@@ -131,6 +149,7 @@ def _matmul_all_to_all(operation: MatmulAllToAll, make: Maker) -> Arms:
     )
 
 
+@register("matmul_reduce_scatter")
 def _matmul_reduce_scatter(operation: MatmulReduceScatter, make: Maker) -> Arms:
     m, n, own = operation.m, operation.n, operation.rows[make.rank]
     x, w, product = _operands(make, m, n, operation.inner[make.rank])
@@ -148,6 +167,7 @@ def _matmul_reduce_scatter(operation: MatmulReduceScatter, make: Maker) -> Arms:
     )
 
 
+@register("matmul_all_reduce")
 def _matmul_all_reduce(operation: MatmulReduceScatter, make: Maker) -> Arms:
     m, n = operation.m, operation.n
     x, w, out = _operands(make, m, n, operation.inner[make.rank])
@@ -172,14 +192,5 @@ def _operands(
 
 
 def _splits(splits: tuple[tuple[int, ...], ...], rank: int) -> tuple[list[int], list[int]]:
-    """How many rows a rank sends to each rank, and takes from each."""
+    """The rows that a rank sends to each rank, and those that it receives from each."""
     return list(splits[rank]), [sizes[rank] for sizes in splits]
-
-
-_ADAPTERS: dict[str, Callable[[Any, Maker], Arms]] = {
-    "all_gather_matmul": _all_gather_matmul,
-    "all_to_all_matmul": _all_to_all_matmul,
-    "matmul_all_reduce": _matmul_all_reduce,
-    "matmul_all_to_all": _matmul_all_to_all,
-    "matmul_reduce_scatter": _matmul_reduce_scatter,
-}

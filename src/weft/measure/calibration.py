@@ -1,5 +1,7 @@
-"""Measures this machine and describes it: `calibrate` starts ranks for it, `here` uses a group that
-there is already, and both give the Machine that `weft.machine.load("cpu")` finds once it is kept.
+"""Calibration: measures this machine and describes it for the simulator.
+
+`calibrate` starts ranks, `here` uses an existing group. Both return the Machine that
+`weft.machine.load("cpu")` loads after `keep` has saved it.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from weft.fabric import HostFabric, of
+from weft.fabric import Fabric, of
 from weft.machine import Machine, calibrated
 from weft.measure import probes
 from weft.measure.describe import MEBIBYTE, TURN, Figures, describe, to_toml
@@ -19,10 +21,10 @@ from weft.measure.launch import Report, launch
 from weft.measure.probes import Gemm
 
 YARDSTICK = Gemm("float32", 256, 256, 256)
-"""The GEMM by which a later run sees whether the machine is as fast as when it was calibrated."""
+"""A GEMM that later runs repeat, to see whether the machine is as fast as during calibration."""
 
 LARGEST = 1 << 30
-"""Multiplications of the largest GEMM: from there on rates change no more, only time passes."""
+"""Multiplications of the largest GEMM. Larger ones have the same rate and only take longer."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +36,8 @@ class Level:
     columns: tuple[int, ...]
     inner: tuple[int, ...]
     rounds: int
-    seconds: float  # after which GEMMs have had rounds enough
-    few: int  # rounds of what is quick and steady
+    seconds: float  # time limit for the rounds of GEMMs
+    few: int  # rounds of probes that are fast and stable
     other_dtypes: tuple[tuple[int, int, int], ...]
 
     @property
@@ -64,7 +66,7 @@ LEVELS = {level.name: level for level in (QUICK, FULL)}
 
 
 def calibrate(level: Level = FULL, report: Report | None = None) -> Machine:
-    """Starts a rank on every core (two at least) and measures."""
+    """Starts a rank on every core, but at least two, and measures."""
     world = max(2, len(os.sched_getaffinity(0)))
     machines: list[Machine] = launch(world, _on_rank, level, report=report)
     return machines[0]
@@ -74,8 +76,8 @@ def _on_rank(report: Report, level: Level) -> Machine:
     return here(of(None), level, report)
 
 
-def here(fabric: HostFabric, level: Level, report: Report | None = None) -> Machine:
-    """Measures with the ranks of a group; all must call it, and all get the same machine."""
+def here(fabric: Fabric, level: Level, report: Report | None = None) -> Machine:
+    """Measures with the ranks of a group. Collective; all ranks return the same machine."""
     with fabric.lock:
         figures = [measure(fabric, level, report or (lambda share, text: None))]
     dist.broadcast_object_list(
@@ -84,8 +86,8 @@ def here(fabric: HostFabric, level: Level, report: Report | None = None) -> Mach
     return describe(figures[0])
 
 
-def measure(fabric: HostFabric, level: Level, report: Report) -> Figures:
-    """Runs every probe; collective."""
+def measure(fabric: Fabric, level: Level, report: Report) -> Figures:
+    """Runs every probe. Collective."""
     few = level.few
     report(0.0, "copies")
     pull = probes.Pull(fabric)
@@ -125,12 +127,12 @@ def measure(fabric: HostFabric, level: Level, report: Report) -> Figures:
 
 
 def keep(machine: Machine, level: Level, target: Path | None = None) -> Path:
-    """Writes the description where `load("cpu")` finds it, or to a file of one's own."""
+    """Writes the description to the place where `load("cpu")` looks, or to `target`."""
     return calibrated.write(target or calibrated.path(), to_toml(machine, level.name))
 
 
-def _num_cores(fabric: HostFabric) -> int:
-    """Cores over which the ranks of the group spread."""
+def _num_cores(fabric: Fabric) -> int:
+    """The number of cores that the ranks of the group use."""
     sets: list[set[int]] = [set()] * fabric.world
     dist.all_gather_object(sets, os.sched_getaffinity(0), group=fabric.group)
     return len(set.union(*sets))

@@ -1,4 +1,4 @@
-"""From what the probes found to a Machine, and from a Machine to a commented file."""
+"""Turns the results of the probes into a Machine, and a Machine into a commented file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from weft.fabric import _native
+from weft.fabric.host.probe import MOST_RANKS
 from weft.machine import (
     Compute,
     Cores,
@@ -32,9 +32,9 @@ from weft.measure.probes import CallTimes, Gemm, Paced
 Array = npt.NDArray[np.float64]
 
 TURN, TURN_BYTES = 2e-3, 16 << 10
-"""How native/links.h cuts paced transfers."""
+"""The longest sleep and the fewest bytes of a step of a paced transfer, as in native/links.h."""
 GRACE = 3e-3
-"""How late an engine may be for its next transfer to follow without a gap (native/engine.cpp)."""
+"""How late an engine may start its next transfer without a gap on its link (native/engine.cpp)."""
 
 
 MEBIBYTE = 1 << 20
@@ -42,7 +42,7 @@ MEBIBYTE = 1 << 20
 
 @dataclass(frozen=True)
 class Figures:
-    """What the probes found, in seconds and shares."""
+    """The results of the probes, in seconds and shares."""
 
     gemms: dict[Gemm, float]
     remote_copy: float  # 1 MiB
@@ -59,7 +59,7 @@ class Figures:
 
 
 def describe(figures: Figures) -> Machine:
-    """The machine that the figures show: per rank one core, with all ranks at work."""
+    """The machine with these figures. A rank has one core, and all ranks are busy."""
     remote, local = MEBIBYTE / figures.remote_copy, MEBIBYTE / figures.local_copy
     rates = {g: 2.0 * g.m * g.n * g.k / seconds for g, seconds in figures.gemms.items()}
     peaks = {g.dtype: max(r for p, r in rates.items() if p.dtype == g.dtype) for g in rates}
@@ -94,9 +94,9 @@ def describe(figures: Figures) -> Machine:
             crowding=0.0,
             crowding_units=1,
         ),
-        links=Links("mesh", _native.MAX_WORLD, remote, remote, remote * _native.MAX_WORLD, 0.0),
+        links=Links("mesh", MOST_RANKS, remote, remote, remote * MOST_RANKS, 0.0),
         engines=Engines(
-            count=_native.MAX_WORLD,
+            count=MOST_RANKS,
             bandwidth=remote,
             local_bandwidth=local,
             command=0.0,
@@ -143,11 +143,11 @@ def describe(figures: Figures) -> Machine:
 
 
 def fit_saturation(points: Sequence[Gemm], rates: Sequence[float]) -> tuple[Saturation, float]:
-    """The curve of `cost.rates` nearest to the points in ratio, and its peak rate.
+    """Fits the curve of `cost.rates` to the points, by ratio. Returns the curve and its peak rate.
 
-    It reads: a GEMM is its multiplications, and a pass over B, A and C that takes as long as
-    `m` more rows, `n` more columns and `k` more terms would. It goes through the largest GEMMs, for
-    beyond them it stands alone.
+    In this curve a GEMM costs its multiplications plus passes over B, A and C, which take as long
+    as `m` more rows, `n` more columns and `k` more terms. It passes through the largest GEMMs,
+    because beyond them there are no points to correct it.
     """
     sizes = np.array([(p.m, p.n, p.k) for p in points], dtype=float)
     target = np.log(np.array(rates))
@@ -179,27 +179,27 @@ def to_toml(machine: Machine, level: str) -> str:
     """The description as a commented file."""
     when = datetime.datetime.now().astimezone().date().isoformat()
     here = f"measured here on {when} by weft calibrate"
-    said = "not measured: a host has no such thing"
+    absent = "not measured: a host has no such thing"
     seen = "reported by the operating system"
     sources = {
         "compute": f"{here}: GEMMs by one thread per rank, a rank on every core at once",
         "compute.units": "a rank computes with one thread",
         "compute.clock": seen,
         "compute.loaded_clock": seen,
-        "compute.sustained_share": said,
-        "compute.sustained_after": said,
+        "compute.sustained_share": absent,
+        "compute.sustained_after": absent,
         "compute.saturation": f"{here}: the curve nearest to all points",
         "memory": f"{here}: a permute of 1 MiB, read and written",
         "memory.capacity": f"{seen}, for each core",
-        "memory.latency": said,
+        "memory.latency": absent,
         "memory.cache_bytes": seen,
-        "memory.crowding": said,
-        "memory.crowding_units": said,
+        "memory.crowding": absent,
+        "memory.crowding_units": absent,
         "links": f"{here}: memory speed, a copy of 1 MiB from another rank",
         "links.topology": "memory is as near to one rank as to another",
         "links.world": "the most ranks that the host fabric takes",
         "links.latency": "memory speed: part of a copy",
-        "engines": said,
+        "engines": absent,
         "engines.count": "a thread for every peer",
         "engines.bandwidth": f"{here}: 1 MiB from another rank",
         "engines.local_bandwidth": f"{here}: 1 MiB within a rank",
@@ -209,15 +209,15 @@ def to_toml(machine: Machine, level: str) -> str:
         "engines.release": f"{here}: tiny calls with engines against without",
         "engines.completion": f"{here}: tiny calls with engines against without",
         "engines.collective_completion": f"{here}: tiny calls with engines against without",
-        "launch": said,
+        "launch": absent,
         "launch.host": f"{here}: a tiny call without its tasks",
         "launch.kernel": f"{here}: one more task in a tiny call, without its GEMM",
         "launch.signal": f"{here}: from one rank to another that spins",
         "launch.poll": "part of launch.signal",
         "launch.decision": f"{here}: 16 counters looked at, 8 chunks chosen from",
-        "cores": said,
+        "cores": absent,
         "cores.protocols": f"{here}: a call, and a copy of 1 MiB from another rank",
-        "cores.interference": "not measured: sharing the core says it all",
+        "cores.interference": "not measured: the shared core already accounts for it",
         "host.nap": f"{here}: core time of copies on a paced link, beyond their bytes",
         "host.slice": f"{here}: for how long a spinning engine keeps compute off the core",
         "host.grace": "native/engine.cpp",
@@ -256,7 +256,7 @@ def _clock() -> float:
 
 
 def _cache_bytes() -> float:
-    """The largest cache that a core sees."""
+    """The bytes of the largest cache of a core."""
     folder = Path("/sys/devices/system/cpu/cpu0/cache")
     units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
     sizes = [1 << 20]

@@ -1,17 +1,17 @@
-"""Plain torch on weft's links: torch's collectives, carried out one after the other by weft.
+"""Runs torch's collectives on weft's emulated links, without overlap.
 
-gloo does not know weft's paced links, so a model on gloo and one on weft would meet two different
-networks. Inside `plain_collectives()` the functional collectives of torch on CPU tensors, on which
-DTensor and the parallel styles stand, move the same bytes over the same links as weft's operators,
-with nothing overlapped, by weft's serial schedule:
+gloo does not use weft's paced links, so a model on gloo and a model on weft would have different
+networks. Inside `plain_collectives()`, the functional collectives of torch on CPU tensors, which
+DTensor and the parallel styles use, move the same bytes over the same links as weft's operators,
+with weft's serial schedule:
 
     all_gather_into_tensor   every rank pulls the shards of the others
     all_to_all_single        every rank pulls the rows that are for it
     reduce_scatter_tensor    an all-to-all of the parts, and a sum in the order of ranks
     all_reduce               a reduce-scatter, and an all-gather of the parts
 
-which are the fewest bytes that these can move on a mesh. `all_reduce` of less than a row per rank
-(a norm's gradient, a loss) stays with gloo.
+On a mesh, no algorithm can move fewer bytes. An `all_reduce` of less than one row per rank (the
+gradient of a norm, a loss) is left to gloo.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from weft.ops.common import group_name, resolve_group
+from weft.ops.operands import group_name, resolve_group
 
 SERIAL = "serial@dma"
 
 
 @dataclass
 class Traffic:
-    """What passed through the collectives of this rank: calls, bytes it pulled, seconds in them."""
+    """The collectives of this rank: number of calls, bytes pulled, and seconds."""
 
     num_calls: int = 0
     num_bytes: int = 0
@@ -44,8 +44,8 @@ class Traffic:
 
 @contextmanager
 def plain_collectives() -> Iterator[Traffic]:
-    """Routes the functional collectives of torch on CPU tensors over weft's links, in this process,
-    until the block ends. Every rank enters it. Gives what passes through them."""
+    """Runs the functional collectives of torch on CPU tensors over weft's links, in this process,
+    until the block ends. Every rank must enter the block. Yields a counter of the traffic."""
     traffic = Traffic()
     library = torch.library.Library("_c10d_functional", "IMPL")  # type: ignore[no-untyped-call]
 

@@ -1,8 +1,8 @@
-"""Hosts made on this machine: network namespaces joined by a switch, with links as slow as asked.
+"""Emulated hosts on this machine: network namespaces, joined by a switch with paced links.
 
-To torch.distributed and to weft, processes in two of them are on two machines: they reach each
-other by TCP over a wire that `tc` paces, and share no memory. Nothing has a name outside this
-process, so nothing stays behind, however it ends.
+For torch.distributed and for weft, processes in two namespaces are on two machines: they reach each
+other by TCP over a link that `tc` paces, and share no memory. The namespaces have no names outside
+this process, so nothing is left behind, however it ends.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ import torch.distributed as dist
 from weft.errors import Unsupported
 
 INTERFACE = "net0"
-"""The name of a host's one interface to the others."""
+"""The name of the network interface of a host."""
 STORE_PORT = 29500
 
 _CLONE_NEWNET = 0x40000000
 _BURST = 64 * 1024
-"""Bytes that a wire lets through at once; the queue before it holds what comes in `_QUEUE`."""
+"""The burst of a wire, in bytes. The queue in front of it holds the bytes of `_QUEUE` seconds."""
 _QUEUE = "200ms"
 
 MTU = 65000
-"""Bytes of a packet: large, as cores must do here what network cards do elsewhere, and ranks need
-them to compute."""
+"""Bytes per packet. Packets are large, because cores do the work of network cards here, and ranks
+need the cores to compute."""
 
 CONGESTION = "cubic"
-"""How TCP finds its rate."""
+"""The congestion control of TCP."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True)
 class Wire:
-    """The way from a host to the switch and back. rate: bytes per second in each direction, None is
-    as fast as can be. delay: seconds that it adds. loss: the share of packets that it drops."""
+    """The link between a host and the switch. rate: bytes per second in each direction (None: no
+    limit). delay: added seconds. loss: the share of packets that are dropped."""
 
     rate: float | None = None
     delay: float = 0.0
@@ -53,25 +53,25 @@ class Wire:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a process is to be: its host's network (an open file of a process), and the address of
-    the host that has the store."""
+    """The place of a process: the network of its host (an open file of a process), and the address
+    of the host with the store."""
 
     network: str
     store: str
 
     def enter(self) -> None:
-        """Moves this process there; it must have no other threads yet."""
+        """Moves this process there. It must not have other threads yet."""
         fd = os.open(self.network, os.O_RDONLY | os.O_CLOEXEC)
         try:
             _enter(fd)
         finally:
             os.close(fd)
-        # Names do not resolve there, so gloo must be told by which interface it is reached.
+        # Host names do not resolve there, so gloo needs the name of the interface.
         os.environ["GLOO_SOCKET_IFNAME"] = INTERFACE
 
 
 class Hosts:
-    """Some hosts, for as long as a `with` block lasts."""
+    """Emulated hosts, which exist until the end of a `with` block."""
 
     def __init__(self, count: int, wire: Wire | None = None) -> None:
         reason = missing()
@@ -100,7 +100,7 @@ class Hosts:
         self.close()
 
     def close(self) -> None:
-        """Gives the networks back; processes that are still in one keep it."""
+        """Closes the networks. A network with processes in it stays until they end."""
         for fd in [self._switch, *self._networks]:
             if fd >= 0:
                 os.close(fd)
@@ -110,22 +110,22 @@ class Hosts:
         return f"10.77.0.{host + 1}"
 
     def place(self, host: int) -> Place:
-        """Where processes of a host are to be, while this process lives."""
+        """The place for processes of a host. It is valid while this process lives."""
         network = f"/proc/{os.getpid()}/fd/{self._networks[host]}"
         return Place(network, self.address(0))
 
     def run(self, host: int, command: str) -> str:
-        """What a command prints that runs on a host."""
+        """Runs a command on a host and returns its output."""
         return _run(self._networks[host], command)
 
     def set_wire(self, wire: Wire, hosts: Sequence[int] | None = None) -> None:
-        """Sets the wires of some hosts (None: of all) anew."""
+        """Changes the wires of some hosts (None: of all hosts)."""
         for host in range(self.count) if hosts is None else hosts:
             for network, device in self._ends(host):
                 _pace(network, device, wire)
 
     def unplug(self, host: int) -> None:
-        """Takes a host off the network: what it sends from now on is lost, and so is its answer."""
+        """Disconnects a host: from now on, nothing that it sends or that is sent to it arrives."""
         _run(self._switch, f"ip link set {_port(host)} down")
 
     def plug(self, host: int) -> None:
@@ -146,13 +146,13 @@ class Hosts:
         _run(network, f"ip address add {self.address(host)}/24 dev {INTERFACE}")
         _run(network, f"ip link set {INTERFACE} up")
         _run(network, "ip link set lo up")
-        # Linux's own default, whatever this machine has: figures are to be the same elsewhere.
+        # The default of Linux, whatever this machine uses, so that figures are comparable.
         setting = f"echo {CONGESTION} > /proc/sys/net/ipv4/tcp_congestion_control"
         _run(network, ["sh", "-c", setting], may_fail=True)
 
 
 def missing() -> str | None:
-    """Why no hosts can be made here; None where they can."""
+    """The reason why hosts cannot be emulated on this machine, or None if they can."""
     for tool in ("ip", "tc"):
         if shutil.which(tool) is None:
             return f"there is no `{tool}`; on Debian: apt-get install iproute2"
@@ -164,17 +164,19 @@ def missing() -> str | None:
 
 
 def pace_own(wire: Wire) -> None:
-    """Sets the wire that leaves the host which this process is on; one rank of each host does."""
+    """Changes the outgoing wire of this process's host. One rank of each host calls it."""
     _pace(None, INTERFACE, wire)
 
 
 def together(function: Callable[[], object], ahead: float = 0.008) -> float:
-    """Seconds of one call that all ranks start at the same moment; collective. A barrier over a
-    network lets ranks go at different ones, but hosts of one machine have one clock. ahead: seconds
-    for all to hear of it."""
+    """The seconds of one call that all ranks start at the same moment. Collective.
+
+    After a barrier over a network, ranks continue at different moments. But the emulated hosts have
+    one clock, so the ranks agree on a moment, `ahead` seconds later.
+    """
     start = torch.tensor(time.monotonic() + ahead, dtype=torch.float64)
     dist.all_reduce(start, dist.ReduceOp.MAX)
-    while time.monotonic() < start.item():  # awake: a core that has slept is slow at first
+    while time.monotonic() < start.item():  # spin: a core that has slept is slow at first
         pass
     begun = time.perf_counter()
     function()
@@ -186,7 +188,7 @@ def _port(host: int) -> str:
 
 
 def _pace(network: int | None, device: str, wire: Wire) -> None:
-    """Sets what leaves a device: its rate, then delay and loss."""
+    """Sets the rate, delay and loss of what a network device sends."""
     _run(network, f"tc qdisc del dev {device} root", may_fail=True)
     _run(network, f"tc qdisc del dev {device} ingress", may_fail=True)
     if wire.rate is not None:
@@ -203,8 +205,8 @@ def _pace(network: int | None, device: str, wire: Wire) -> None:
         except Unsupported as failure:
             raise Unsupported(f"this kernel cannot delay packets (netem): {failure}") from None
     if wire.loss:
-        # A filter that drops by chance: load a random number, compare, drop or let pass. Not every
-        # kernel has netem, which does the same.
+        # A BPF filter that drops at random: load a random number, compare, drop or keep. netem does
+        # the same, but not every kernel has it.
         random, drop, keep = 0xFFFFF000 + 56, 2, 0
         program = f"4,32 0 0 {random},37 1 0 {int(wire.loss * 2**32)},6 0 0 {drop},6 0 0 {keep}"
         _run(network, f"tc qdisc add dev {device} ingress")
@@ -213,10 +215,11 @@ def _pace(network: int | None, device: str, wire: Wire) -> None:
 
 
 def _new_network() -> int:
-    """A network of its own, as an open file; it goes when that and the last process in it are."""
+    """A new network namespace, as an open file. It disappears when the file is closed and the last
+    process in it has ended."""
     made: list[int | OSError] = []
 
-    def make() -> None:  # in a thread, for only that is moved there
+    def make() -> None:  # in a thread, because only this thread is moved there
         if _libc.unshare(_CLONE_NEWNET) != 0:
             number = ctypes.get_errno()
             made.append(OSError(number, os.strerror(number)))
@@ -250,6 +253,6 @@ def _run(network: int | None, command: str | list[str], may_fail: bool = False) 
         check=False,
     )
     if done.returncode and not may_fail:
-        said = (done.stderr or done.stdout).strip().splitlines()
-        raise Unsupported(f"`{' '.join(words)}` failed: {said[0] if said else done.returncode}")
+        output = (done.stderr or done.stdout).strip().splitlines()
+        raise Unsupported(f"`{' '.join(words)}` failed: {output[0] if output else done.returncode}")
     return done.stdout

@@ -1,7 +1,7 @@
-"""Starts ranks on this machine, runs a function on each, and brings back what they return.
+"""Starts ranks on this machine, runs a function on each, and returns their results.
 
-Nothing stays behind: ranks die with the process that started them, and none is waited for longer
-than the others need.
+Nothing is left behind: ranks end with the process that started them, and a rank that does not
+end by itself is killed.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from weft.errors import Error
 from weft.measure.hosts import STORE_PORT, Hosts, Place
 
 Report = Callable[[float, str], None]
-"""Called with the share that is done (0 to 1) and what is being done."""
+"""A progress callback: the share that is done (0 to 1), and a text."""
 
 _PR_SET_PDEATHSIG = 1
 
 
-@dataclass(eq=False)  # not frozen: pickle sets the fields of an exception that crosses processes
+@dataclass(eq=False)  # not frozen: pickle sets the fields of an exception from another process
 class RankFailed(Exception):
-    """A rank raised something that is not a weft error: a bug, shown with its traceback."""
+    """A rank raised an exception that is not a weft error: a bug, shown with its traceback."""
 
     rank: int
     trace: str
@@ -49,11 +49,11 @@ def launch(
     hosts: Hosts | None = None,
     report: Report | None = None,
 ) -> list[Any]:
-    """What `function(report, *arguments)` returns on every rank of a new gloo group.
+    """Runs `function(report, *arguments)` on every rank of a new gloo group. Returns the results.
 
-    threads: compute threads of each rank. pin: whether ranks keep to their own share of the cores.
-    hosts: where the ranks are, in even parts; None is this machine. report: hears what rank 0
-    reports.
+    threads: compute threads per rank. pin: whether each rank is pinned to its share of the cores.
+    hosts: emulated hosts, over which the ranks are distributed evenly (None: this machine).
+    report: receives the progress of rank 0.
     """
     store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     places = [
@@ -98,7 +98,7 @@ def launch(
 all_gather_flat: Callable[[torch.Tensor, torch.Tensor], Any] = getattr(
     dist, "all_gather_single", dist.all_gather_into_tensor
 )
-"""torch's all-gather into one tensor, by its name in this torch."""
+"""torch's all-gather into one tensor, whose name depends on the version of torch."""
 
 
 def _collect(world: int, pipes: dict[Connection, int], report: Report | None) -> list[Any]:
@@ -147,7 +147,7 @@ def _rank_main(
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it, and ends its ranks
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it and ends its ranks
     if cores is not None:
         os.sched_setaffinity(0, cores)
     torch.set_num_threads(threads)
@@ -175,8 +175,11 @@ def _rank_main(
 
 
 def join(place: Place | None, rank: int, port: int) -> TCPStore:
-    """The store of a new group, after moving to where this rank is to be. Among hosts rank 0 has
-    it, as torchrun would; on this machine the process that started the ranks."""
+    """Moves this rank to its place, and returns the store of the new group.
+
+    With emulated hosts, rank 0 runs the store, as with torchrun. Otherwise the process that started
+    the ranks runs it.
+    """
     if place is None:
         return TCPStore("127.0.0.1", port, None, False)
     place.enter()
@@ -184,7 +187,7 @@ def join(place: Place | None, rank: int, port: int) -> TCPStore:
 
 
 def cores_of(rank: int, world: int) -> list[int]:
-    """The rank's share of the cores: its own where there are enough, else one in turn."""
+    """The rank's share of the cores: its own cores if there are enough, else one core in turn."""
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < world:
         return [cores[rank % len(cores)]]

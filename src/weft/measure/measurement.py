@@ -1,14 +1,15 @@
-"""Measures schedules of an operation on this machine: arms interleaved, medians, ratios in one run.
+"""Measures the schedules of an operation on this machine: interleaved arms, medians, and ratios
+within one run.
 
-Every round runs each arm once (compute alone, communication alone, then every schedule), in an
-order that turns by one from round to round, so that a slow moment of the machine hits all alike.
+Every round runs each arm once (compute alone, communication alone, and every schedule). The order
+rotates by one from round to round, so that a slow moment of the machine affects all arms equally.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,17 +28,18 @@ from weft.schedule import Schedule
 from weft.timeline import Timeline, percent_of_ideal
 
 WARM_UP = 2
+SERIAL = "serial@dma"
 YARDSTICK = "yardstick"
 YARDSTICK_CALLS = 16
-"""Times that the yardstick is multiplied in a row, so that it finds its operands in the cache."""
+"""The yardstick runs this many times in a row, so that its operands are in the cache."""
 RECORDED = 3
-"""Rounds in which spans are recorded, after the measured ones."""
+"""The number of rounds that record spans, after the measured rounds."""
 
 
 @dataclass(frozen=True)
 class LinkSpec:
-    """A link as asked for: a fixed one, or the rate at which communication takes `multiple` times
-    as long as compute on this machine."""
+    """A requested link: a fixed one, or one on which communication takes `multiple` times as long
+    as compute on this machine."""
 
     link: Link | None = None
     multiple: float | None = None
@@ -61,7 +63,11 @@ class LinkSpec:
 
 @dataclass(frozen=True)
 class Arm:
-    """One schedule's figures. Times are seconds, the slowest rank's, medians over the rounds."""
+    """The figures of one schedule: medians over rounds, of the slowest rank.
+
+    `speedup` and `percent_of_ideal` are medians of ratios within a round. The arms of a round run
+    close to each other, so that a change in the speed of the machine does not distort the ratios.
+    """
 
     name: str
     seconds: float
@@ -94,7 +100,7 @@ class Measurement:
     serial: float
     arms: tuple[Arm, ...]
     yardstick: float = 0.0
-    """Seconds of the GEMM that was asked for as a yardstick; 0 where none was."""
+    """Seconds of the yardstick GEMM; 0 if none was requested."""
 
     @property
     def ideal(self) -> float:
@@ -129,10 +135,10 @@ def measure(
     yardstick: tuple[int, int, int] | None = None,
     report: Report | None = None,
 ) -> Measurement:
-    """Starts the ranks and measures; `serial@dma` is always among the arms.
+    """Starts the ranks and measures. `serial@dma` is always among the arms.
 
-    yardstick: M, N, K of a float32 GEMM that takes its turn among the arms, to see by it how fast
-    the machine is just then.
+    yardstick: M, N, K of a float32 GEMM that runs as one of the arms and shows how fast the machine
+    is at that time.
     """
     serial = Schedule.parse("serial")
     arms = list(dict.fromkeys([serial, *schedules]))
@@ -190,8 +196,10 @@ def interleaved(
     report: Report,
     before: Callable[[], None] | None = None,
 ) -> dict[str, list[float]]:
-    """The seconds of every arm in every round, the slowest rank's; collective. before: done ahead
-    of every arm, untimed, so that none inherits the caches of another."""
+    """The seconds of every arm in every round, of the slowest rank. Collective.
+
+    before: called before every arm, outside its time, so that no arm inherits another's caches.
+    """
     names = list(arms)
     samples: dict[str, list[float]] = {name: [] for name in names}
     for number in range(-WARM_UP, repeat):
@@ -219,7 +227,7 @@ def _multiplications(m: int, n: int, k: int) -> Callable[[], None]:
 
 
 def timed(function: Callable[[], None]) -> float:
-    """Seconds of one call that all ranks start together."""
+    """The seconds of one call that all ranks start together."""
     dist.barrier()
     start = time.perf_counter()
     function()
@@ -249,7 +257,7 @@ def _summarise(
 ) -> Measurement:
     median = {name: statistics.median(values) for name, values in samples.items()}
     compute, communication = median["compute"], median["communication"]
-    serial = median["serial@dma"]
+    serial = median[SERIAL]
     arms = []
     for schedule in schedules:
         name = str(schedule)
@@ -260,8 +268,10 @@ def _summarise(
             Arm(
                 name=name,
                 seconds=median[name],
-                speedup=serial / median[name],
-                percent_of_ideal=percent_of_ideal(serial, median[name], compute, communication),
+                speedup=statistics.median(
+                    one / other for one, other in zip(samples[SERIAL], samples[name], strict=True)
+                ),
+                percent_of_ideal=percent_over_rounds(samples, name, SERIAL),
                 gemm_slowdown=matmul / compute if compute > 0 else 1.0,
                 bytes_by_engine=plan.bytes_by_engine(0),
                 timeline=recorded,
@@ -272,8 +282,16 @@ def _summarise(
     return Measurement(operation, link, compute, communication, serial, tuple(arms), known)
 
 
+def percent_over_rounds(samples: Mapping[str, Sequence[float]], arm: str, serial: str) -> float:
+    """The percent of ideal of an arm over `serial`: the median over rounds. `samples` also has the
+    arms `compute` and `communication`."""
+    names = (serial, arm, "compute", "communication")
+    rounds = zip(*(samples[name] for name in names), strict=True)
+    return statistics.median(percent_of_ideal(*times) for times in rounds)
+
+
 def _paced(operation: Operation, spec: LinkSpec, compute: float) -> Link:
-    """The link on which the operation's communication takes a multiple of its compute."""
+    """The link on which communication takes the requested multiple of compute."""
     assert spec.multiple is not None
     load = busiest_link(operation, spec.topology)
     if load == 0:
@@ -282,7 +300,7 @@ def _paced(operation: Operation, spec: LinkSpec, compute: float) -> Link:
 
 
 def busiest_link(operation: Operation, topology: Topology) -> int:
-    """Bytes on the link that carries most."""
+    """The bytes on the busiest link."""
     world = operation.world
     load: dict[tuple[str, int, int], int] = {}
 

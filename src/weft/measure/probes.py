@@ -1,9 +1,9 @@
-"""Probes of this machine, which all ranks of a group run at once: neighbours slow each other, so a
-rank by itself would see a machine that no schedule ever has to itself.
+"""Probes of this machine. All ranks of a group run them at the same time, because ranks slow each
+other down, and a single rank would measure a machine that no schedule ever has to itself.
 
-What a thread does by itself is timed by the time that it had a core, so that other processes which
-take the core away do not count. Probes take many samples in turns and give the lower quartile: what
-the machine does undisturbed, without betting on the single luckiest sample.
+The work of a single thread is timed by its core time, so that other processes on its core do not
+count. Probes take many samples in turns and return the lower quartile: it shows the undisturbed
+machine, and does not depend on a single lucky sample.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from weft.fabric import HostFabric, Link, _native
+from weft.fabric import Fabric, Link
+from weft.fabric.host.probe import EngineCopies, Strip, look_at_counters, round_trip
 from weft.ops.all_gather_matmul import all_gather_matmul
 from weft.plan.adaptive import largest_run, merged
 from weft.plan.all_gather_matmul import AllGatherMatmul
@@ -24,11 +25,12 @@ from weft.plan.tasks import Matmul
 from weft.schedule import Schedule
 
 POOL = 8 << 20
-"""Bytes that copies walk over: more than a core's own cache, as the shards of a real call are."""
+"""The bytes that copies cycle through: more than a core's own cache, as in real calls."""
 AWAY = 2e-4
-"""A thread that does nothing but look at clocks has lost its core if it sees this much pass."""
+"""A thread that only reads the clock has lost its core if this many seconds pass in between."""
 WARM = 1e-3
-"""A GEMM is repeated until a sample takes this long: chunks of one call find W in the cache."""
+"""A GEMM is repeated until a sample takes this long, so that W is in the cache, as it is for the
+chunks of a call."""
 
 
 class Gemm(NamedTuple):
@@ -45,23 +47,23 @@ def quartile(samples: Sequence[float]) -> float:
     return sorted(samples)[(len(samples) - 1) // 4]
 
 
-def everywhere(fabric: HostFabric, seconds: float) -> float:
-    """The mean over all ranks of the group; collective."""
+def everywhere(fabric: Fabric, seconds: float) -> float:
+    """The mean over all ranks of the group. Collective."""
     value = torch.tensor(seconds, dtype=torch.float64)
     dist.all_reduce(value, group=fabric.group)
     return value.item() / fabric.world
 
 
 def gemm_seconds(
-    fabric: HostFabric,
+    fabric: Fabric,
     points: Sequence[Gemm],
     rounds: int,
     budget: float,
     report: Callable[[float], None],
 ) -> dict[Gemm, float]:
-    """Seconds of every GEMM with all ranks at work; the points take turns.
+    """The seconds of every GEMM while all ranks are busy. The points take turns.
 
-    So many rounds, or fewer once they have taken `budget` seconds, but no less than two.
+    Runs `rounds` rounds, or fewer if they take `budget` seconds, but at least two.
     """
     runs = {point: _multiplication(point) for point in points}
     repeats = {point: _repeats(run) for point, run in runs.items()}
@@ -75,7 +77,7 @@ def gemm_seconds(
         for point, run in runs.items():
             samples[point].append(_mean(run, repeats[point]))
         report((number + 1) / rounds)
-    # One thread by itself has no lucky samples: the least is what the machine does undisturbed.
+    # Core time of a single thread has no lucky samples, so the minimum is the undisturbed time.
     own = torch.tensor([min(samples[point]) for point in points], dtype=torch.float64)
     dist.all_reduce(own, group=fabric.group)
     return dict(zip(points, (own / fabric.world).tolist(), strict=True))
@@ -95,7 +97,7 @@ def _repeats(run: Callable[[], object]) -> int:
 
 
 def _mean(run: Callable[[], object], repeat: int) -> float:
-    """Seconds of this thread on its core, for each of so many runs after one that warms up."""
+    """The mean core time of a run, over `repeat` runs after a warm-up."""
     if repeat > 1:
         run()
     start = time.thread_time()
@@ -105,11 +107,11 @@ def _mean(run: Callable[[], object], repeat: int) -> float:
 
 
 class Pull:
-    """Copies by this rank's own engine: out of the next rank's memory, or within its own."""
+    """Copies on this rank's engine, from the next rank's memory or within its own."""
 
-    def __init__(self, fabric: HostFabric, local: bool = False) -> None:
+    def __init__(self, fabric: Fabric, local: bool = False) -> None:
         self.fabric = fabric
-        self.source = fabric.symmetric_empty((POOL,), torch.uint8)
+        self.source = fabric.memory.empty((POOL,), torch.uint8)
         self.source.fill_(1)
         self.target = torch.zeros(POOL, dtype=torch.uint8)
         self.peer = fabric.rank if local else (fabric.rank + 1) % fabric.world
@@ -122,36 +124,24 @@ class Pull:
         holds_core: bool = False,
         beside: Callable[[], None] | None = None,
     ) -> tuple[list[tuple[float, float]], float]:
-        """`count` copies of `size` bytes, queued behind each other: (start, end) of each, and the
-        seconds that the engine had a core for them. `beside` is called once they are under way;
-        without it this thread sleeps. Collective."""
-        fabric, native = self.fabric, self.fabric.native
+        """Queues `count` copies of `size` bytes. Returns (start, end) of each copy, and the core
+        time of the engine. `beside` is called while they run; without it, this thread sleeps.
+        Collective."""
+        fabric = self.fabric
         row, pitch = (size, size) if row_bytes is None else (row_bytes, 4 * row_bytes)
         rows = size // row
-        program, span = _native.Program(), pitch * rows
-        for number in range(count):
-            offset = number * span % (POOL - span + 1)
-            here = (self.peer, 1 if self.peer == fabric.rank else 0, offset, pitch)
-            there = (fabric.rank, 0, offset, pitch)
-            program.add(self.peer, number, holds_core, here, there, rows, row, [], number, [])
-        call, deadline = fabric.next_call(), fabric.deadline_ns()
+        span = pitch * rows
+        strips = [
+            Strip(number * span % (POOL - span + 1), rows, row, pitch) for number in range(count)
+        ]
+        copies = EngineCopies(fabric, self.peer, self.source, self.target, strips, holds_core)
         dist.barrier(group=fabric.group)
-        native.enter(call, 0, [native.offset_of(self.source.data_ptr())], b"")
-        fabric.wait(lambda: native.agree(call, [], deadline), "calibrate", "the ranks")
-        pointers = [self.target.data_ptr(), self.source.data_ptr()]
-        start, own = time.process_time(), time.thread_time()
-        flight = native.launch(program, call, deadline, pointers, [0] * fabric.world, True)
-        if beside is not None:
-            beside()
-        fabric.wait(lambda: native.finish(flight), "calibrate", "the copies")
-        busy = time.process_time() - start - (time.thread_time() - own)
-        native.done(call)
-        fabric.wait(lambda: native.wait_released(call, deadline), "calibrate", "the ranks")
-        return sorted((begin / 1e9, end / 1e9) for _, begin, end in flight.spans), busy
+        copied = copies.run(beside or (lambda: None), record=True)
+        return copied.spans, copied.busy
 
 
 def copy_seconds(pull: Pull, size: int, rounds: int, row_bytes: int | None = None) -> float:
-    """Seconds of a core for one copy on an engine at memory speed."""
+    """The core time of one copy on an engine at memory speed."""
     count = 8
     return everywhere(
         pull.fabric, quartile([pull(size, count, row_bytes)[1] / count for _ in range(rounds)])
@@ -159,7 +149,7 @@ def copy_seconds(pull: Pull, size: int, rounds: int, row_bytes: int | None = Non
 
 
 def queued_seconds(pull: Pull, rounds: int) -> float:
-    """Seconds between a copy and the one queued right behind it."""
+    """The seconds between a copy and the next one in the queue."""
     gaps: list[float] = []
     for _ in range(rounds):
         spans, _ = pull(4096, 16)
@@ -168,14 +158,14 @@ def queued_seconds(pull: Pull, rounds: int) -> float:
 
 
 class Paced(NamedTuple):
-    """What engines on paced links do to the core that they share with compute."""
+    """The effect of engines on paced links on the core that they share with compute."""
 
-    nap: float  # seconds of the core for one sleep and wake-up of a `dma` engine
-    slice: float  # how long a thread keeps the core while a spinning engine wants it too
+    nap: float  # core time of one sleep and wake-up of a `dma` engine
+    slice: float  # how long a thread keeps the core while a spinning engine waits for it
 
 
-def paced_copies(fabric: HostFabric, turn: float, rounds: int) -> Paced:
-    """Copies on a slow link, in turns of so many seconds; at the end the link is as it was."""
+def paced_copies(fabric: Fabric, turn: float, rounds: int) -> Paced:
+    """Copies on a slow link, in turns of `turn` seconds. Restores the link at the end."""
     before, pull = fabric.link, Pull(fabric)
     bandwidth, turns = 1e8, 10
     size = int(bandwidth * turn)
@@ -195,14 +185,14 @@ def paced_copies(fabric: HostFabric, turn: float, rounds: int) -> Paced:
             )
     finally:
         fabric.set_link(before)
-    # Other processes can only cut a stretch short, so the long ones are whole slices.
+    # Other processes can only shorten a stretch, so the long ones are whole slices.
     whole = sorted(stretches)[9 * len(stretches) // 10] if stretches else 0.0
     return Paced(max(0.0, everywhere(fabric, quartile(naps))), everywhere(fabric, whole))
 
 
 def _stretches(seconds: float) -> list[float]:
-    """For how long an engine of this process had this thread's core, each time, in the next so many
-    seconds; what other processes took does not count."""
+    """How long an engine of this process had this thread's core each time, during the next
+    `seconds`. The time of other processes does not count."""
     stretches: list[float] = []
     until, last = time.perf_counter() + seconds, 0.0
     while time.perf_counter() < until:
@@ -213,67 +203,54 @@ def _stretches(seconds: float) -> list[float]:
     return stretches
 
 
-def permute_seconds(fabric: HostFabric, size: int, rounds: int) -> float:
-    """Seconds of moving a region within the rank, its source just written."""
+def permute_seconds(fabric: Fabric, size: int, rounds: int) -> float:
+    """The seconds of copying a region within the rank, right after its source was written."""
     source, target = torch.ones(size // 4), torch.empty(size // 4)
     run = lambda: target.copy_(source)  # noqa: E731
     repeat = _repeats(run)
     return everywhere(fabric, quartile([_mean(run, repeat) for _ in range(rounds)]))
 
 
-def signal_seconds(fabric: HostFabric, rounds: int) -> float:
-    """Seconds from a signal to a spinning peer that has seen it: half of there and back."""
+def signal_seconds(fabric: Fabric, rounds: int) -> float:
+    """The seconds from a signal until a spinning peer sees it: half of a round trip."""
     if fabric.world == 1:
         return 0.0
-    native, program, samples = fabric.native, _native.Program(), []
+    samples = []
     for _ in range(rounds):
-        call = fabric.next_call()
         dist.barrier(group=fabric.group)
-        native.enter(call, 0, [], b"")
-        flight = native.launch(program, call, fabric.deadline_ns(), [], [], False)
-        if fabric.rank == 0:
-            native.wait(flight, 1, 0)
-            start = time.perf_counter()
-            native.signal(call, 0, [])
-            native.wait(flight, 1, 1)
-            samples.append((time.perf_counter() - start) / 2.0)
-        elif fabric.rank == 1:
-            native.signal(call, 0, [])
-            native.wait(flight, 0, 0)
-            native.signal(call, 1, [])
-        native.done(call)
+        seconds = round_trip(fabric)
+        if seconds is not None:
+            samples.append(seconds / 2.0)
     own = torch.tensor(quartile(samples) if samples else 0.0, dtype=torch.float64)
     dist.broadcast(own, dist.get_global_rank(fabric.group, 0), group=fabric.group)
     return own.item()
 
 
-def decision_seconds(fabric: HostFabric, rounds: int) -> float:
-    """Seconds of looking at counters and choosing what to multiply next, half of them arrived."""
+def decision_seconds(fabric: Fabric, rounds: int) -> float:
+    """The seconds of reading counters and choosing the next GEMM, with half of the chunks ready."""
     operation = AllGatherMatmul.of(64, 16, 16, 2)
     tasks = operation.lower(Schedule.parse("adaptive:16@dma")).tasks
     loose = [t for t in tasks if isinstance(t, Matmul) and t.merge is not None and t.rank == 0]
-    counters = [(fabric.rank, number) for number in range(len(loose))]
 
     def decide() -> None:
-        fabric.native.doorbell()
-        fabric.native.reached(fabric.call, counters)
+        look_at_counters(fabric, len(loose))
         merged(largest_run(loose[::2]))
 
     return everywhere(fabric, quartile([_mean(decide, 20) for _ in range(rounds)]))
 
 
 class CallTimes(NamedTuple):
-    """What calls cost beyond their GEMMs and bytes."""
+    """The costs of a call beyond its GEMMs and bytes."""
 
     call: float  # entering, agreeing, finishing
     task: float  # each further task of the compute lane
-    wake: float  # an engine, or compute waiting for one: from the signal to running
+    wake: float  # from a signal until the engine, or compute that waits for one, runs
 
 
-def call_seconds(fabric: HostFabric, rounds: int) -> CallTimes:
-    """Tiny calls with few and many tasks, with and without engines."""
+def call_seconds(fabric: Fabric, rounds: int) -> CallTimes:
+    """Measures tiny calls with few and many tasks, with and without engines."""
     few, many, size = 1, 32, 16
-    x = fabric.symmetric_empty((many, size), torch.float32)
+    x = fabric.memory.empty((many, size), torch.float32)
     x.fill_(1.0)
     w = torch.ones(size, size)
     out = torch.empty(fabric.world * many, size)

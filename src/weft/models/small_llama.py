@@ -1,4 +1,4 @@
-"""A small Llama-style transformer, and the two plans that share it out over ranks with tensor and
+"""A small Llama-style transformer, and the two plans that shard it over ranks with tensor and
 sequence parallelism: torch's parallel styles, and weft's. For the example and the benchmark."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Kind = Literal["torch", "weft"]
 
 @dataclass(frozen=True)
 class LlamaShape:
-    """The sizes of a model: `size` is the width of its stream, `hidden` that of its gated MLPs."""
+    """The sizes of a model. size: the model dimension. hidden: the width of the gated MLPs."""
 
     size: int = 128
     hidden: int = 384
@@ -30,7 +30,7 @@ class LlamaShape:
 
 
 class Attention(nn.Module):
-    """Causal self-attention with rotary positions, over this rank's heads."""
+    """Causal self-attention with rotary position embeddings, over this rank's heads."""
 
     def __init__(self, shape: LlamaShape) -> None:
         super().__init__()
@@ -91,13 +91,14 @@ class Llama(nn.Module):
         return self.head(self.norm(x))  # type: ignore[no-any-return]
 
     def loss(self, tokens: torch.Tensor) -> torch.Tensor:
-        """How badly every token but the first is foretold."""
+        """The cross-entropy of next-token prediction."""
         logits = self(tokens)[:, :-1]
         return functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
 
 def parallelize(model: Llama, mesh: DeviceMesh, kind: Kind, schedule: str = "auto") -> Llama:
-    """Shards a model over a mesh: activations between layers along the sequence, weights inside."""
+    """Shards a model over a mesh: the weights of layers, and activations between them along the
+    sequence."""
     gather = plain.PrepareModuleInput(
         input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),)
     )
@@ -134,7 +135,7 @@ def parallelize(model: Llama, mesh: DeviceMesh, kind: Kind, schedule: str = "aut
 
 
 def _rotated(x: torch.Tensor) -> torch.Tensor:
-    """x [batch, heads, sequence, size] with its pairs turned by their position."""
+    """Applies rotary position embeddings to x [batch, heads, sequence, size]."""
     sequence, half = x.shape[-2], x.shape[-1] // 2
     rates = 10000.0 ** (-torch.arange(half, dtype=x.dtype) / half)
     angles = torch.arange(sequence, dtype=x.dtype)[:, None] * rates

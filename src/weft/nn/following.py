@@ -1,4 +1,4 @@
-"""Follows a tensor of a graph through operations that only move elements, and keeps its layout."""
+"""Follows a tensor of a graph through operations that only move elements, and tracks its layout."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ REGROUPING = {
     aten.flatten.using_ints,
     aten.unflatten.int,
 }
-"""Operations whose result has the elements of their input, in the same order."""
+"""Operations whose result has the elements of their input in the same order."""
 
 PERMUTING = {aten.permute.default, aten.transpose.int, aten.t.default}
 CHUNKING = {aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default}
@@ -36,19 +36,19 @@ PRODUCTS = {aten.mm.default, aten.addmm.default}
 
 
 def value(node: Node) -> Any:
-    """The fake tensor (or other value) that stands for a node's result."""
+    """The fake tensor (or other value) of a node's result."""
     return node.meta.get("val")
 
 
 def fixed(node: Node) -> bool:
-    """Whether a node's sizes are constants of the graph."""
+    """Whether all sizes of a node's result are constants."""
     found = value(node)
     return isinstance(found, torch.Tensor) and all(isinstance(s, int) for s in found.shape)
 
 
 def follow(starts: dict[Node, Layout]) -> dict[Node, Layout]:
-    """The layouts of all nodes that hold exactly the elements of the starts, moved around; sums of
-    tensors with the same layout have it, too."""
+    """The layouts of all nodes that hold exactly the elements of the starts, possibly moved. The
+    sum of tensors with equal layouts has that layout, too."""
     layouts = dict(starts)
     waiting = [user for start in starts for user in start.users]
     while waiting:
@@ -64,7 +64,7 @@ def follow(starts: dict[Node, Layout]) -> dict[Node, Layout]:
 
 
 def moves(node: Node) -> list[Node]:
-    """The tensors whose elements an operation moves or adds, if that is all it does."""
+    """The tensors whose elements an operation moves or adds; empty if it does anything else."""
     if node.target in REGROUPING | PERMUTING | CASTING:
         return [node.all_input_nodes[0]]
     if node.target is aten.add.Tensor and len(node.all_input_nodes) == 2 and not node.kwargs:
@@ -108,8 +108,8 @@ def _is_chunk(node: Node) -> bool:
 
 
 def _chunked(node: Node) -> tuple[Node, int, int] | None:
-    """The tensor that a `cat` puts together from all of its equal chunks, in order; along which
-    dimension it was cut, and in how many."""
+    """The tensor whose equal chunks a `cat` concatenates, all of them and in order, the dimension
+    along which it was cut, and the number of chunks."""
     parts = node.args[0]
     if not isinstance(parts, (list, tuple)) or not parts:
         return None

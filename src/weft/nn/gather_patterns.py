@@ -1,4 +1,4 @@
-"""Collectives before products: all_gather + mm, all_to_all + mm."""
+"""Graph patterns with the collective before the products: all_gather + mm, all_to_all + mm."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COLLECTIVES = {collectives.all_gather_into_tensor.default, collectives.all_to_al
 
 @dataclass
 class _Product:
-    """A product with the moved tensor x: x @ other, or (turned) other @ x^T."""
+    """A product with the gathered tensor x: x @ other, or, if `turned`, other @ x^T."""
 
     node: Node
     other: Node
@@ -28,7 +28,7 @@ class _Product:
 
 
 def replace(graph: Graph, node: Node, schedule: str, report: Report) -> None:
-    """Replaces a collective and the products of its result, or says why not."""
+    """Replaces a collective and the products of its result, or reports why it cannot."""
     problem = _replace(graph, node, schedule, report)
     if problem is not None:
         report.near_misses.append(NearMiss(node.name, problem))
@@ -118,8 +118,8 @@ def _constant(*lists: object) -> bool:
 def _products(
     layouts: dict[Node, Layout], shape: list[int], ranks: int, gathers: bool
 ) -> tuple[list[_Product], set[Node], list[str]]:
-    """The products that can be joined with the collective, all other users of what it moved, and
-    why products among those cannot."""
+    """The products that can be fused with the collective, all other users of its result, and the
+    reasons why products among those users cannot be fused."""
     products: list[_Product] = []
     others: set[Node] = set()
     reasons: list[str] = []
@@ -158,7 +158,7 @@ def _products(
 
 
 def _leads_on(user: Node, layouts: dict[Node, Layout]) -> bool:
-    """Whether a user is only a step (a chunk) on the way to a node that is followed."""
+    """Whether a user (a chunk) only leads to a node that is followed."""
     return any(
         after in layouts or _leads_on(after, layouts)
         for after in user.users
@@ -167,7 +167,7 @@ def _leads_on(user: Node, layouts: dict[Node, Layout]) -> bool:
 
 
 def _gather_dim(rows: tuple[DimensionPart, ...], shape: list[int], ranks: int) -> int | None:
-    """The dimension along which shards lie side by side in these rows."""
+    """The dimension along which the shards are concatenated in these rows."""
     for dim in range(len(shape) - 1):
         named = [(f"d{i}", size) for i, size in enumerate(shape[:-1])]
         named.insert(dim, ("ranks", ranks))
@@ -182,7 +182,7 @@ def _in_order(rows: tuple[DimensionPart, ...], shape: list[int]) -> int | None:
 
 
 def _put(graph: Graph, product: _Product, result: Node) -> None:
-    """A result of the new operator in the place of a product's."""
+    """Replaces the result of a product by a result of the new operator."""
     wanted = list(value(product.node).shape)
     y = shaped(graph, result, wanted[::-1] if product.turned else wanted)
     if product.turned:
@@ -195,7 +195,7 @@ def _put(graph: Graph, product: _Product, result: Node) -> None:
 def _put_gathered(
     graph: Graph, wait: Node, layouts: dict[Node, Layout], gathered: Node, dim: int, ranks: int
 ) -> None:
-    """The gathered tensor of the new operator in the place of the collective's."""
+    """Replaces the result of the collective by the gathered tensor of the new operator."""
     shape = list(value(gathered).shape)
     if dim > 0:
         same = Layout.of(

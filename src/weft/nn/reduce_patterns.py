@@ -1,4 +1,5 @@
-"""Products before collectives: mm + reduce_scatter, mm + all_reduce, mm + all_to_all."""
+"""Graph patterns with products before the collective: mm + reduce_scatter, all_reduce or
+all_to_all."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ COLLECTIVES = {REDUCE_SCATTER, ALL_REDUCE, ALL_TO_ALL}
 
 @dataclass
 class _Sum:
-    """Products whose sum is what the collective takes, and where its elements are by then."""
+    """The products whose sum is the collective's input, and the layout of that input."""
 
     products: list[Node]
     layout: Layout
@@ -31,7 +32,7 @@ class _Sum:
 
 
 def replace(graph: Graph, node: Node, schedule: str, report: Report) -> None:
-    """Replaces a collective and the products that make its input, or says why not."""
+    """Replaces a collective and the products of its input, or reports why it cannot."""
     problem = _replace(graph, node, schedule, report)
     if problem is not None:
         report.near_misses.append(NearMiss(node.name, problem))
@@ -76,7 +77,7 @@ def _replace(graph: Graph, node: Node, schedule: str, report: Report) -> str | N
 
 
 def _sum(source: Node, collective: Node) -> _Sum | str:
-    """The products that make a tensor, through moves and additions alone; or why there are none."""
+    """The products whose sum is `source`, through moves and additions only, or a reason if none."""
     products: list[Node] = []
     steps: set[Node] = set()
     waiting = [source]

@@ -1,9 +1,9 @@
-"""What every buffer holds when a plan has run, found without running it.
+"""Traces what every buffer holds after a plan has run, without running it.
 
-Each buffer is a list of pieces. A piece holds either a rectangle of some input (moved there by
-copies and permutes) or a product: rows of one input times columns of another over a stretch of k.
-A sum holds the pieces of all its sources, on top of each other. Accumulating adds pieces on top of
-others; writing replaces what was there.
+The contents of a buffer are a list of rectangles (`Held`). A rectangle holds either part of an
+input, moved there by copies and permutes, or a product: rows of one input times columns of another,
+over a range of k. A sum holds the rectangles of all its sources, which then overlap. Accumulating
+adds overlapping rectangles; writing replaces what was there.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Key = tuple[int, str]
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """A rectangle of an input that starts at (row, column) there."""
+    """Part of an input, from (row, column) on."""
 
     buffer: Key
     row: int
@@ -34,10 +34,10 @@ class Data:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """Rows of a from `row` on times columns of b from `column` on, over `size` of k from `k` on.
+    """Rows of a from `row` on times columns of b from `column` on, over `size` terms from `k` on.
 
-    Of a transposed a it is the columns from `row` on and the rows from `k` on; those meet the rows
-    of b from `k + shift` on.
+    If a is transposed, these are the columns of a from `row` on and its rows from `k` on, which are
+    multiplied with the rows of b from `k + shift` on.
     """
 
     a: Key
@@ -63,7 +63,7 @@ class Held:
     value: Data | Product
 
     def cut(self, row: int, rows: int, column: int, columns: int) -> Held | None:
-        """The part of this piece inside a rectangle."""
+        """The part inside the given rectangle, or None."""
         top, left = max(self.row, row), max(self.column, column)
         height = min(self.row + self.rows, row + rows) - top
         width = min(self.column + self.columns, column + columns) - left
@@ -73,7 +73,7 @@ class Held:
         return Held(top, height, left, width, value)
 
     def without(self, r: Region) -> list[Held]:
-        """What is left of this piece outside a region, as up to four rectangles."""
+        """The parts outside the region, as up to four rectangles."""
         if self.cut(r.row, r.rows, r.column, r.columns) is None:
             return [self]
         bottom, right = r.row + r.rows, r.column + r.columns
@@ -89,10 +89,10 @@ class Held:
 
 
 class _Rows:
-    """The pieces of one buffer, sorted by row so that those near a region are found quickly."""
+    """The held rectangles of one buffer, sorted by row so that a region finds its own quickly."""
 
     def __init__(self) -> None:
-        self.pieces: list[Held] = []
+        self.holdings: list[Held] = []
         self._starts: list[int] = []
         self._tallest = 0
 
@@ -100,15 +100,15 @@ class _Rows:
         low = bisect_left(self._starts, region.row - self._tallest + 1)
         return slice(low, max(low, bisect_left(self._starts, region.row + region.rows)))
 
-    def replace(self, where: slice, pieces: list[Held]) -> None:
-        pieces.sort(key=lambda piece: piece.row)
-        self.pieces[where] = pieces
-        self._starts[where] = [piece.row for piece in pieces]
-        self._tallest = max(self._tallest, *(piece.rows for piece in pieces), 0)
+    def replace(self, where: slice, holdings: list[Held]) -> None:
+        holdings.sort(key=lambda held: held.row)
+        self.holdings[where] = holdings
+        self._starts[where] = [held.row for held in holdings]
+        self._tallest = max(self._tallest, *(held.rows for held in holdings), 0)
 
 
 class Contents:
-    """The pieces of every buffer while a plan is traced."""
+    """The held rectangles of every buffer during a trace."""
 
     def __init__(self, plan: Plan) -> None:
         self._rows: dict[Key, _Rows] = {(b.rank, b.name): _Rows() for b in plan.buffers}
@@ -119,36 +119,36 @@ class Contents:
                 self._rows[key].replace(slice(0, 0), [whole])
 
     def of(self, rank: int, buffer: str) -> list[Held]:
-        return self._rows[(rank, buffer)].pieces
+        return self._rows[(rank, buffer)].holdings
 
     def read(self, region: Region) -> list[Held]:
         rows = self._rows[region.key]
         box = (region.row, region.rows, region.column, region.columns)
-        found = (piece.cut(*box) for piece in rows.pieces[rows.near(region)])
-        return [piece for piece in found if piece is not None]
+        found = (held.cut(*box) for held in rows.holdings[rows.near(region)])
+        return [held for held in found if held is not None]
 
     def read_inputs(self, region: Region, task: AnyTask) -> list[Held]:
-        """The pieces that fill a region; refuses a region that is not filled yet."""
-        pieces = self.read(region)
-        missing = region.num_elements - sum(p.rows * p.columns for p in pieces)
+        """The held rectangles of a region; raises `InvalidPlan` unless they fill it."""
+        holdings = self.read(region)
+        missing = region.num_elements - sum(p.rows * p.columns for p in holdings)
         if missing > 0:
             raise InvalidPlan(
                 f"missing chunk: {task.label!r} of rank {task.rank} reads {region}, "
                 f"but nothing has written {missing} elements of it"
             )
-        return pieces
+        return holdings
 
-    def write(self, region: Region, pieces: Sequence[Held], accumulate: bool = False) -> None:
+    def write(self, region: Region, holdings: Sequence[Held], accumulate: bool = False) -> None:
         rows = self._rows[region.key]
         where = rows.near(region)
-        kept = rows.pieces[where]
+        kept = rows.holdings[where]
         if not accumulate:
-            kept = [part for piece in kept for part in piece.without(region)]
-        rows.replace(where, [*kept, *pieces])
+            kept = [part for held in kept for part in held.without(region)]
+        rows.replace(where, [*kept, *holdings])
 
 
 def trace(plan: Plan, order: list[int]) -> Contents:
-    """The contents of all buffers after the tasks ran in the given order."""
+    """The contents of all buffers after the tasks have run in the given order."""
     contents = Contents(plan)
     for task in (plan.tasks[index] for index in order):
         if isinstance(task, Matmul):
@@ -165,24 +165,24 @@ def trace(plan: Plan, order: list[int]) -> Contents:
             continue
         pairs = list(zip(task.reads(), task.writes(), strict=True))
         moved = [(target, _moved(contents, task, source, target)) for source, target in pairs]
-        for target, pieces in moved:
-            contents.write(target, pieces)
+        for target, holdings in moved:
+            contents.write(target, holdings)
     return contents
 
 
 def _moved(contents: Contents, task: AnyTask, source: Region, target: Region) -> list[Held]:
     down, right = target.row - source.row, target.column - source.column
-    pieces = contents.read_inputs(source, task)
-    return [replace(p, row=p.row + down, column=p.column + right) for p in pieces]
+    holdings = contents.read_inputs(source, task)
+    return [replace(p, row=p.row + down, column=p.column + right) for p in holdings]
 
 
 def _add(contents: Contents, task: Reduce) -> None:
     sums = [
-        [piece for source in task.sources for piece in _moved(contents, task, source, target)]
+        [held for source in task.sources for held in _moved(contents, task, source, target)]
         for target in task.targets
     ]
-    for target, pieces in zip(task.targets, sums, strict=True):
-        contents.write(target, pieces)
+    for target, holdings in zip(task.targets, sums, strict=True):
+        contents.write(target, holdings)
 
 
 def _multiply(contents: Contents, task: Matmul) -> None:
@@ -204,7 +204,7 @@ def _multiply(contents: Contents, task: Matmul) -> None:
 
 
 def _term(task: Matmul, a: Held, b: Held) -> Held | None:
-    """The product of one rectangle of a with one of b, which must meet over the same k."""
+    """The product of a rectangle of a with one of b, which must have the same range of k."""
     if isinstance(a.value, Product) or isinstance(b.value, Product):
         raise InvalidPlan(f"{task.label!r} of rank {task.rank} multiplies a result, not an input")
     if task.transposed:
@@ -224,7 +224,7 @@ def _term(task: Matmul, a: Held, b: Held) -> Held | None:
 
 
 def _transposed_term(task: Matmul, a: Held, b: Held) -> Held | None:
-    """The same where rows of a meet rows of b; None where these two share none."""
+    """The same for a transposed a; None if the two rectangles have no rows in common."""
     assert isinstance(a.value, Data)
     assert isinstance(b.value, Data)
     first_a, first_b = a.row - task.a.row, b.row - task.b.row
@@ -244,7 +244,7 @@ def _transposed_term(task: Matmul, a: Held, b: Held) -> Held | None:
 def covers_once(
     boxes: Sequence[tuple[int, int, int, int, int, int]], size: tuple[int, int, int], what: str
 ) -> None:
-    """That boxes of (start, length) in three directions fill a box of that size exactly once."""
+    """Raises unless the boxes, (start, length) in three directions, fill `size` exactly once."""
     if 0 in size:
         return
     starts = [

@@ -1,4 +1,4 @@
-"""Timelines as a Chrome trace for ui.perfetto.dev: a process per rank, a thread per lane."""
+"""Timelines as a Chrome trace for ui.perfetto.dev: one process per rank, one thread per lane."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Event = dict[str, object]
 
 
 def write_trace(path: str | os.PathLike[str], timelines: Sequence[Timeline]) -> Path:
-    """Writes all timelines to one trace; each starts at zero, in its own group of processes."""
+    """Writes all timelines to one trace. Each starts at zero and has its own processes."""
     return write_atomically(path, _document(timelines))
 
 
 def trace_events(timelines: Sequence[Timeline]) -> Iterator[Event]:
-    """The events of the trace: names and order of processes and threads, then every span."""
+    """The events of the trace: names and order of processes and threads, then all spans."""
     process = 0
     for timeline in timelines:
         origin = timeline.start
@@ -51,7 +51,8 @@ def _document(timelines: Sequence[Timeline]) -> Iterator[str]:
 
 
 def _tracks(spans: Sequence[Span], origin: float) -> list[list[Span]]:
-    """A lane as tracks in which no spans overlap: viewers drop slices that overlap by half."""
+    """Splits a lane into tracks without overlapping spans, because viewers drop slices that
+    overlap partially."""
     tracks: list[list[Span]] = []
     ends: list[int] = []
     for span in sorted(spans, key=lambda s: (s.start, s.end)):
@@ -66,7 +67,7 @@ def _tracks(spans: Sequence[Span], origin: float) -> list[list[Span]]:
 
 
 def _complete(span: Span, origin: float, process: int, thread: int) -> Event:
-    # Both ends are rounded, not the length, so that neighbours still touch and never overlap.
+    # Start and end are rounded, not the length, so that neighbours touch but never overlap.
     start, end = _nanoseconds(span.start - origin), _nanoseconds(span.end - origin)
     arguments: Event = {"kind": span.kind}
     if span.num_bytes:

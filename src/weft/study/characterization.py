@@ -1,13 +1,13 @@
-"""What cutting a GEMM costs, and what communication beside it costs, over a grid of shapes.
+"""The losses of overlapping a GEMM with communication, over a grid of shapes:
 
-    decomposition   the pieces of a GEMM, one after the other, against the whole: cut 8 and 64 ways
-                    along M (slabs of rows) and along K (blocks of columns, sums accumulate)
-    contention      the whole GEMM while copies of all peers are under way, against it alone: moved
-                    by copy engines (dma) and by compute units (cores)
+    decomposition   the parts of a GEMM, one after the other, against the whole GEMM: cut into 8 and
+                    64 parts along M (rows) and along K (columns; partial sums are accumulated)
+    contention      the GEMM during copies from all peers, against the GEMM alone: copies by copy
+                    engines (dma) and by compute units (cores)
 
-Both are shares: 0.25 is a quarter longer. They are what decides between schedules, and what a
-choice made before anything has run must guess from sizes. Here a machine is simulated; this host is
-measured by `weft.study.characterize_host`.
+Both are shares: 0.25 means 25 % longer. They decide between schedules, and a choice that is made
+before anything runs must estimate them from sizes. This file simulates a machine;
+`weft.study.characterize_host` measures this host.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from itertools import product
 from math import ceil
 from typing import Any
 
+from weft.dtype import ITEM_BYTES, NARROW, accumulator
 from weft.machine import Machine
 from weft.measure.launch import Report
-from weft.operation import ITEM_BYTES, split
+from weft.operation import split
 from weft.plan.all_gather_matmul import AllGatherMatmul
 from weft.plan.builder import Builder
-from weft.plan.gathering import HALF
 from weft.plan.tasks import Plan, Region
 from weft.schedule import Schedule
 from weft.simulate import run
 from weft.study.scenarios import Shape
 
 CUTS = (("m", 8), ("m", 64), ("k", 8), ("k", 64))
-"""Along which axis a GEMM is cut, and into how many pieces."""
+"""The axis along which a GEMM is cut, and the number of parts."""
 DRIVERS = ("dma", "cores")
 GRID = ((64, 512, 4096, 32768), (1024, 8192), (1024, 8192, 65536))
-"""M, N and K on one device: from memory-bound to the largest GEMMs of the FiCCO evaluation."""
+"""M, N and K on one device: from memory-bound GEMMs to the largest of the FiCCO evaluation."""
 CHUNK = 16 << 20
-"""Bytes of one copy beside a GEMM."""
+"""The bytes of one copy during a GEMM."""
 LONGER = 3.0
-"""Communication lasts so many times as long as the GEMM alone, so that it never ends before it."""
+"""Communication takes this many times as long as the GEMM alone, so that it never ends first."""
 
 
 @dataclass(frozen=True)
 class Character:
-    """The losses of one GEMM; `shape` is what one device multiplies, `seconds` is it alone."""
+    """The losses of one GEMM. shape: the GEMM of one device. seconds: its time alone."""
 
     shape: Shape
     seconds: float
@@ -51,13 +51,13 @@ class Character:
 
     @property
     def num_bytes(self) -> int:
-        """Memory traffic if everything is read and written once."""
+        """The memory traffic if everything is read and written once."""
         m, n, k = self.shape.m, self.shape.n, self.shape.k
         return (m * k + k * n + m * n) * ITEM_BYTES[self.shape.dtype]
 
     @property
     def op_to_byte(self) -> float:
-        """Floating point operations for every byte of memory traffic."""
+        """Floating point operations per byte of memory traffic."""
         return 2.0 * self.shape.m * self.shape.n * self.shape.k / self.num_bytes
 
     def to_json(self) -> dict[str, Any]:
@@ -81,7 +81,7 @@ class Characterization:
     characters: tuple[Character, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data; losses are shares of the GEMM's own time."""
+        """Plain data. Losses are shares of the time of the GEMM alone."""
         return {
             "machine": self.machine,
             "measured": self.measured,
@@ -97,7 +97,7 @@ def shapes_of(grid: Sequence[Sequence[int]], dtype: str) -> tuple[Shape, ...]:
 def characterize(
     machine: Machine, shapes: Sequence[Shape] | None = None, report: Report | None = None
 ) -> Characterization:
-    """Simulates the losses of shapes, by default of `GRID`, on a node of the machine."""
+    """Simulates the losses of shapes (default: `GRID`) on a node of the machine."""
     if shapes is None:
         rates = machine.compute.rate
         shapes = shapes_of(GRID, "bfloat16" if "bfloat16" in rates else next(iter(rates)))
@@ -124,7 +124,7 @@ def _simulated(machine: Machine, shape: Shape) -> Character:
 
 
 def pieces_of(size: int, parts: int) -> Iterator[tuple[int, int]]:
-    """Start and length of every piece of an even cut; there are no empty ones."""
+    """(start, length) of every part of an even cut, without empty parts."""
     start = 0
     for length in split(size, parts):
         if length:
@@ -133,7 +133,7 @@ def pieces_of(size: int, parts: int) -> Iterator[tuple[int, int]]:
 
 
 def cut_plan(shape: Shape, axis: str, pieces: int) -> Plan:
-    """One device multiplies a shape in pieces, one after the other."""
+    """One device multiplies a shape in parts, one after the other."""
     operation = AllGatherMatmul.of(shape.m, shape.n, shape.k, 1, shape.dtype)
     builder = Builder(operation, Schedule.parse("serial"))
     a = builder.add_buffer("a", 0, shape.m, shape.k, "input")
@@ -146,8 +146,10 @@ def cut_plan(shape: Shape, axis: str, pieces: int) -> Plan:
             )
         return builder.plan()
     sums = c
-    if shape.dtype in HALF:
-        sums = builder.add_buffer("sums", 0, shape.m, shape.n, "workspace", "float32")
+    if shape.dtype in NARROW:
+        sums = builder.add_buffer(
+            "sums", 0, shape.m, shape.n, "workspace", accumulator(shape.dtype)
+        )
     for start, columns in pieces_of(shape.k, pieces):
         block = Region(0, "a", 0, shape.m, start, columns)
         slab = b.rows_of(start, columns)
@@ -159,7 +161,7 @@ def cut_plan(shape: Shape, axis: str, pieces: int) -> Plan:
 
 
 def _beside_plan(machine: Machine, shape: Shape, engine: str, alone: float) -> Plan:
-    """Every device multiplies a shape while it pulls from all others, again and again."""
+    """Every device multiplies a shape while it repeatedly copies from all others."""
     world = machine.links.world
     operation = AllGatherMatmul.of(shape.m, shape.n, shape.k, world, shape.dtype)
     builder = Builder(operation, Schedule.parse(f"serial@{engine}"))

@@ -1,5 +1,4 @@
-"""What communication from inside a kernel saves on a machine that is not here: sizes of models that
-people run, fused against serial, simulated."""
+"""Simulates what communication from inside a kernel saves over serial, for sizes of real models."""
 
 from __future__ import annotations
 
@@ -13,8 +12,8 @@ WORLD, DTYPE = 8, "bfloat16"
 
 
 class Size(NamedTuple):
-    """A size, and how much less time the paper reports for its operator: Fused
-    Computation-Collective Operations, arXiv 2305.06942, whose own sizes are others."""
+    """A size, and the saving that arXiv 2305.06942 (Fused Computation-Collective Operations)
+    reports for the operator at other sizes."""
 
     what: str
     operation: str
@@ -38,33 +37,33 @@ SIZES = (
     Size("DeepSeek-V3 combine, 8192 rows a GPU: 7168 x 2048", "matmul_all_to_all",
          8192, 7168, 2048, "up to 20 %"),
 )  # fmt: skip
-"""M, N of a GPU, and K."""
+"""M, N per GPU, and K."""
 
 
 class Saving(NamedTuple):
-    """A size, and what was simulated for it under every schedule."""
+    """A size, and its simulation under every schedule."""
 
     size: Size
     scenario: Scenario
 
     @property
     def fused(self) -> float:
-        return self.scenario.outcome("fused").seconds
+        return self.scenario.outcome("in-kernel").seconds
 
     @property
     def chunked(self) -> Outcome:
-        """The best schedule of several launches, other than serial."""
+        """The best schedule with several launches, other than serial."""
         others = [o for o in self.scenario.outcomes if not o.schedule.serial]
         return min((o for o in others if o.schedule.fusion != "kernel"), key=lambda o: o.seconds)
 
     @property
     def percent(self) -> float:
-        """How much less time fused takes than serial, by the quicker of copy engines and cores."""
+        """The saving over serial (the faster one of copy engines and cores), in percent."""
         return 100 * (1 - self.fused / self.scenario.serial)
 
 
 def savings(machine: Machine) -> list[Saving]:
-    """Every size on 8 devices of a machine."""
+    """Simulates every size on 8 devices of a machine."""
     return [Saving(size, _simulated(machine, size)) for size in SIZES]
 
 

@@ -1,8 +1,8 @@
-"""How good is a choice? Draws scenarios that nobody tuned to, and compares it with the best.
+"""Judges the heuristic: compares its choices with the best ones in random scenarios.
 
-A scenario is a layer (sizes log-uniform over what models have), a world from 2 to 8 and a link
-speed. Its seed and number decide it, so that a heuristic can be built on some seeds and judged on
-others. Every candidate is simulated; the choice is made from static sizes alone.
+A scenario is a layer (log-uniform sizes in the range of real models), a world from 2 to 8, and a
+link speed. It follows from a seed and a number, so that a heuristic can be developed on some seeds
+and judged on others. Every candidate is simulated; the choice is made from static sizes only.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from weft.select.heuristic import PAPER, candidates, estimates, least, paper
 from weft.simulate import check_fits, run
 
 ROWS = (64, 262144)
-"""M over all ranks: from a batch of decodes to a long training sequence."""
+"""M over all ranks: from a decode batch to a long training sequence."""
 COLUMNS = (1024, 65536)
-"""N over all ranks: from an attention projection to a gate and up projection in one."""
+"""N over all ranks: from an attention projection to a joint gate and up projection."""
 INNER = (1024, 16384)
 """K: hidden sizes, and the inner sizes of feed-forward layers."""
 WORLDS = (2, 3, 4, 5, 6, 7, 8)
 LINK_SPEEDS = (0.25, 0.5, 1.0, 2.0)
-"""Links of the machine, slower and faster than they are."""
+"""The speed of links, relative to the machine's."""
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """One unseen scenario: an operation, on a machine with links `link_speed` times as fast."""
+    """One random scenario: an operation on a machine with links `link_speed` times as fast."""
 
     operation: AllGatherMatmul
     link_speed: float
-    link: str = ""  # of a host, where links are set and not scaled
+    link: str = ""  # on a host, where links are set, not scaled
 
 
 def draw(seed: int, number: int, most: int = 8) -> Drawn:
-    """The scenario of that number; the same whatever else is drawn. `most`: the largest world."""
+    """The scenario with that number, independent of other draws. most: the largest world."""
     random = Random(f"weft judge {seed} {number}")
     world = random.choice([world for world in WORLDS if world <= most])
     m = size(random, ROWS, 8 * world)
@@ -55,13 +55,13 @@ def draw(seed: int, number: int, most: int = 8) -> Drawn:
 
 
 def size(random: Random, between: tuple[int, int], multiple: int) -> int:
-    """A log-uniform size, rounded to a multiple, as sizes of layers are."""
+    """A log-uniform size, rounded to a multiple as layer sizes are."""
     value = exp(random.uniform(log(between[0]), log(between[1])))
     return multiple * max(1, round(value / multiple))
 
 
 def with_links(machine: Machine, speed: float) -> Machine:
-    """The machine with links, and all that drives them, `speed` times as fast."""
+    """The machine with links, and what drives them, `speed` times as fast."""
     if not speed > 0:
         raise Unsupported(f"links cannot be {speed} times as fast")
     links, cores = machine.links, machine.cores
@@ -85,7 +85,7 @@ def with_links(machine: Machine, speed: float) -> Machine:
 
 
 def simulated(machine: Machine, drawn: Drawn) -> dict[Schedule, float]:
-    """Seconds of every candidate that fits the machine."""
+    """The seconds of every candidate that fits the machine."""
     there = with_links(machine, drawn.link_speed)
     seconds: dict[Schedule, float] = {}
     for schedule in candidates(drawn.operation.world):
@@ -100,7 +100,7 @@ def simulated(machine: Machine, drawn: Drawn) -> dict[Schedule, float]:
 
 @dataclass(frozen=True)
 class Verdict:
-    """One scenario: what was chosen in each set, and the seconds of every candidate."""
+    """One scenario: the choice in each set, and the seconds of every candidate."""
 
     drawn: Drawn
     chosen: Mapping[str, Schedule]
@@ -111,7 +111,7 @@ class Verdict:
         return min(time for schedule, time in self.seconds.items() if schedule.serial)
 
     def best(self, kind: str) -> Schedule:
-        """The fastest of a set of candidates."""
+        """The fastest candidate of a set."""
         among = [schedule for schedule in self.seconds if IN_SET[kind](schedule)]
         return min(among, key=self.seconds.__getitem__)
 
@@ -120,7 +120,7 @@ class Verdict:
         return self.seconds[self.chosen[kind]] / self.seconds[self.best(kind)] - 1.0
 
     def lost_to_serial(self, kind: str) -> float:
-        """How much longer the choice takes than serial, as a share; negative where it is faster."""
+        """How much longer the choice takes than serial, as a share; negative if it is faster."""
         return self.seconds[self.chosen[kind]] / self.serial - 1.0
 
     def to_json(self) -> dict[str, Any]:
@@ -141,12 +141,12 @@ IN_SET: dict[str, Callable[[Schedule], bool]] = {
     "fixed": lambda schedule: schedule.fusion != "adaptive",
     "paper": lambda schedule: schedule in PAPER,
 }
-"""The sets that are judged: all candidates, those without adaptive, and FiCCO's four."""
+"""The judged sets: all candidates, those without adaptive, and the four of FiCCO."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """How good the choices in one set were. Percent; `slower_than_serial` is a count."""
+    """The quality of the choices in one set, in percent. `slower_than_serial` is a count."""
 
     exact: float
     within_2_percent: float
@@ -169,7 +169,8 @@ class Score:
 
 @dataclass(frozen=True)
 class Judgement:
-    """All scenarios of one seed on one machine. `tolerance`: slower than serial by more counts."""
+    """All scenarios of one seed on one machine. tolerance: the share beyond which a choice counts
+    as slower than serial."""
 
     machine: str
     seed: int
@@ -214,7 +215,7 @@ def judge(
     processes: int | None = None,
     report: Callable[[float, str], None] | None = None,
 ) -> Judgement:
-    """Judges the heuristic on simulated scenarios; slower than serial by more than 1 % counts."""
+    """Judges the heuristic on simulated scenarios, with a tolerance of 1 %."""
     if count < 1:
         raise Unsupported(f"there must be at least 1 scenario, not {count}")
     most = machine.links.world
@@ -230,7 +231,7 @@ def judge(
 
 
 def _each(work: list[tuple[Machine, Drawn]], processes: int | None) -> Iterator[Verdict]:
-    """The verdicts in order, from as many processes as there are cores."""
+    """The verdicts in order, from one process per core."""
     wanted = min(processes or len(os.sched_getaffinity(0)), len(work))
     if wanted == 1:
         yield from map(_verdict, work)
@@ -241,7 +242,7 @@ def _each(work: list[tuple[Machine, Drawn]], processes: int | None) -> Iterator[
 
 def _verdict(work: tuple[Machine, Drawn]) -> Verdict:
     machine, drawn = work
-    # A plan has no cycles, but many parts: collecting would walk over them again and again.
+    # Plans have no reference cycles but many objects, which the collector would scan repeatedly.
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -256,7 +257,7 @@ def _verdict(work: tuple[Machine, Drawn]) -> Verdict:
 def chosen(
     machine: Machine, operation: AllGatherMatmul, among: Sequence[Schedule]
 ) -> dict[str, Schedule]:
-    """What is chosen in each set, from static sizes alone."""
+    """The choice in each set, from static sizes only."""
     predicted = estimates(machine, operation, among)
     choices = {
         kind: least({s: time for s, time in predicted.items() if IN_SET[kind](s)})

@@ -1,8 +1,8 @@
-"""Lays the simulation of this host over a measurement of it: per schedule, and as timelines.
+"""Compares a simulation of this host with a measurement on it, per schedule and as timelines.
 
-The simulated links are those that were in effect when measuring. How fast the machine is just then
-is read off a GEMM that calibration knows and that ran among the measured arms (the yardstick); all
-that cores do is scaled by it, and nothing else of the measurement enters the prediction.
+The simulation uses the links of the measurement. A GEMM that calibration also measured runs among
+the arms (the yardstick). Its time shows how fast the machine was, and everything that cores do is
+scaled by it. Nothing else of the measurement enters the prediction.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from weft.simulate.cost import gemm
 from weft.timeline import Timeline
 
 TIE = 0.02
-"""Schedules measured this close to each other have no order that a prediction could miss."""
+"""Schedules whose measured times differ by less than this share count as equal."""
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """One schedule, simulated beside its measurement."""
+    """One schedule: its simulation and its measurement."""
 
     arm: Arm
     seconds: float
@@ -39,14 +39,14 @@ class Forecast:
 
     @property
     def error_percent(self) -> float:
-        """How much longer than measured it was predicted; negative where shorter."""
+        """How much longer the prediction is than the measurement; negative if it is shorter."""
         return 100.0 * (self.seconds / self.arm.seconds - 1.0)
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """All schedules of a measurement. `speed`: of the machine while measuring, against when it was
-    calibrated."""
+    """All schedules of a measurement. speed: of the machine during the measurement, relative to
+    calibration."""
 
     measurement: Measurement
     machine: Machine
@@ -55,25 +55,24 @@ class Prediction:
 
     @cached_property
     def median_error_percent(self) -> float:
-        """The median size of the error over the schedules."""
+        """The median absolute error over the schedules."""
         errors = sorted(abs(forecast.error_percent) for forecast in self.forecasts)
         middle = len(errors) // 2
         return errors[middle] if len(errors) % 2 else (errors[middle - 1] + errors[middle]) / 2.0
 
     @property
     def first(self) -> Forecast:
-        """The schedule that is predicted to be the fastest."""
+        """The schedule with the shortest prediction."""
         return min(self.forecasts, key=lambda forecast: forecast.seconds)
 
     @property
     def regret_percent(self) -> float:
-        """How much longer the schedule ranked first took than the one measured best."""
+        """How much longer the predicted best schedule took than the measured best."""
         return 100.0 * (self.first.arm.seconds / self.measurement.best.seconds - 1.0)
 
     @property
     def agreement_percent(self) -> float:
-        """Of all pairs of schedules that differ when measured, how many are predicted in the same
-        order."""
+        """The share of pairs with different measured times that are predicted in the same order."""
         pairs = [
             (a, b)
             for a, b in combinations(self.forecasts, 2)
@@ -84,8 +83,8 @@ class Prediction:
 
     @property
     def noise_percent(self) -> float:
-        """The median difference between the two halves (every other round) of each schedule's own
-        samples: an error this large is the machine's, not the prediction's."""
+        """The median difference between the even and the odd rounds of each schedule. Errors of
+        this size are noise of the machine."""
         differences = sorted(
             100.0 * abs(_median(s[::2]) / _median(s[1::2]) - 1.0)
             for s in (forecast.arm.samples for forecast in self.forecasts)
@@ -106,7 +105,7 @@ class Prediction:
         ]
 
     def to_json(self) -> dict[str, Any]:
-        """The measurement's JSON with what was predicted in it."""
+        """The JSON of the measurement, with the predictions added."""
         found = self.measurement.to_json()
         by_name = {forecast.arm.name: forecast for forecast in self.forecasts}
         for row in found["schedules"]:
@@ -126,7 +125,7 @@ class Prediction:
 
 
 def predict(measurement: Measurement, machine: Machine) -> Prediction:
-    """Simulates every schedule of a measurement on the links that it had."""
+    """Simulates every schedule of a measurement, on the links of the measurement."""
     operation: Any = measurement.operation
     speed = speed_of(machine, measurement.yardstick, operation.world)
     now = on_link(at_speed(machine, speed), measurement.link)
@@ -139,8 +138,8 @@ def predict(measurement: Measurement, machine: Machine) -> Prediction:
 
 
 def speed_of(machine: Machine, yardstick: float, world: int) -> float:
-    """The speed of the machine's cores by the seconds of the yardstick, of which each of `world`
-    ranks ran one at once; 1 where none was run."""
+    """The speed of the machine's cores, from the seconds of the yardstick, which `world` ranks ran
+    at the same time; 1 if there was no yardstick."""
     if yardstick <= 0.0 or machine.host is None:
         return 1.0
     dtype, m, n, k = YARDSTICK
@@ -149,17 +148,17 @@ def speed_of(machine: Machine, yardstick: float, world: int) -> float:
 
 
 def forecast(operation: Plannable, arm: Arm, machine: Machine) -> Forecast:
-    """One schedule on a machine whose links and speed are those of the measurement."""
+    """Simulates one schedule. The machine has the links and the speed of the measurement."""
     simulation = run(operation.lower(Schedule.parse(arm.name)), machine)
     return Forecast(arm, simulation.seconds, simulation.timeline())
 
 
 def on_link(machine: Machine, link: Link) -> Machine:
-    """The host with its ranks joined by a link; memory speed leaves it as it is."""
+    """The host with its ranks connected by a link. A link at memory speed changes nothing."""
     links = replace(machine.links, topology=link.topology, latency=link.latency)
     if link.bandwidth is None:
         return replace(machine, links=links)
-    # Every link has the rate, and a port of a switch is a link; a mesh or ring has no other limit.
+    # Every link has this rate. A port of a switch is one link; a mesh or ring has no other limit.
     total = link.bandwidth if link.topology == "switch" else link.bandwidth * links.world
     links = replace(
         links,
@@ -171,7 +170,7 @@ def on_link(machine: Machine, link: Link) -> Machine:
 
 
 def at_speed(machine: Machine, speed: float) -> Machine:
-    """The host with cores that do everything `speed` times as fast."""
+    """The host with cores that are `speed` times as fast."""
     compute, memory, engines, launch = (
         machine.compute,
         machine.memory,
@@ -214,12 +213,12 @@ def at_speed(machine: Machine, speed: float) -> Machine:
 
 
 def keep_results(text: str) -> None:
-    """Keeps what `weft bench predict` found last, for docs/fidelity.md."""
+    """Saves the results of `weft bench predict`, for docs/fidelity.md."""
     calibrated.write(_results(), text)
 
 
 def kept_results() -> dict[str, Any]:
-    """What `weft bench predict` found here last; an OSError or ValueError if there is nothing."""
+    """The saved results of `weft bench predict`. Raises OSError or ValueError if there are none."""
     found: dict[str, Any] = json.loads(_results().read_text(encoding="utf-8"))
     return found
 

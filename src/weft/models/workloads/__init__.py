@@ -1,7 +1,8 @@
-"""Whole training steps on clusters, plain against fused: a workload is a file here with a frozen
-description (`CONFIG`), and `step(config, cluster, size, fused)` that says what a device does.
+"""Workloads: training steps on clusters, plain and fused. A workload is a file in this folder with
+a frozen dataclass of sizes (`CONFIG`), and a function `step(config, cluster, size, chunks)` that
+lists the kernels and collectives of a device.
 
-Sizes and assumptions are TOML files beside it; a user's own file takes their place.
+Sizes and assumptions are in TOML files next to it, which a user's own file can replace.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ WORKLOADS = ("dlrm", "llama", "moe")
 
 @dataclass(frozen=True)
 class Workload:
-    """A workload with its sizes: `module` has `step`, `size_of` and `describe`."""
+    """A workload and its sizes. `module` has the functions `step`, `size_of` and `describe`."""
 
     name: str
     config: Any
@@ -30,13 +31,13 @@ class Workload:
 
 
 def models(workload: str) -> list[str]:
-    """Sizes that ship with weft for a workload; the first is the default."""
+    """The names of the sizes of a workload that come with weft. The first is the default."""
     found = sorted(path.stem for path in FOLDER.glob(f"{workload}*.toml"))
     return sorted(found, key=lambda name: name != workload)
 
 
 def load_workload(name: str, model: str | None = None) -> Workload:
-    """A workload with sizes of weft's, by name, or of any TOML file."""
+    """A workload with sizes that come with weft, by name, or from a TOML file."""
     if name not in WORKLOADS:
         raise Unsupported(
             f"there is no workload {name!r}{nearest(name, WORKLOADS)};"

@@ -1,14 +1,16 @@
-"""A training step of a recommendation model: tables spread over all devices, MLPs on every one.
+"""A training step of a recommendation model (DLRM). Tables are distributed over all devices, and
+every device has the MLPs.
 
     forward    lookup -> all-to-all ─┐
                bottom MLP ───────────┴-> interaction -> top MLP
     backward   top MLP -> interaction ┬-> all-to-all -> update of the rows
                                       └-> bottom MLP
-    gradients  of MLPs are summed in buckets as they come; then the optimizer
+    gradients  of the MLPs are all-reduced in buckets; then the optimizer
 
-Plain overlaps what frameworks overlap already: both all-to-alls with the bottom MLP, and the sums
-of gradients with the rest of the backward pass. Fused, pooled rows leave slice by slice while
-others are still looked up, and rows are updated slice by slice as gradients arrive.
+The plain step overlaps what frameworks overlap already: both all-to-alls with the bottom MLP, and
+the all-reduces of gradients with the rest of the backward pass. In the fused step, pooled rows are
+sent slice by slice while others are still looked up, and rows are updated slice by slice as
+gradients arrive.
 """
 
 from __future__ import annotations
@@ -16,15 +18,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
+from weft.dtype import ITEM_BYTES
 from weft.errors import Unsupported
 from weft.machine import Cluster
-from weft.machine.description import DTYPES, Count, Positive, Share
+from weft.machine.description import Count, Positive, Share
 from weft.models.workloads.step import StepBuilder
 
 
 @dataclass(frozen=True)
 class DlrmConfig:
-    """Sizes and assumptions of a model; dlrm.toml says what each means."""
+    """Sizes and assumptions of a model. dlrm.toml explains each of them."""
 
     title: str
     tables: Count
@@ -52,7 +55,7 @@ CONFIG = DlrmConfig
 
 
 def check(config: DlrmConfig, where: str) -> None:
-    """What no single number can show."""
+    """Raises unless the numbers fit each other."""
     if not config.bottom or not config.top:
         raise Unsupported(f"{where}: bottom and top need at least one layer")
     if not config.slices:
@@ -62,7 +65,7 @@ def check(config: DlrmConfig, where: str) -> None:
 
 
 def size_of(config: DlrmConfig, cluster: Cluster, scaling: str) -> float:
-    """Samples of a device."""
+    """The number of samples per device."""
     if scaling == "weak":
         return config.batch_per_device
     if config.batch < cluster.world:
@@ -71,7 +74,7 @@ def size_of(config: DlrmConfig, cluster: Cluster, scaling: str) -> float:
 
 
 def tries(config: DlrmConfig) -> tuple[int, ...]:
-    """In how many slices a fused step may be cut."""
+    """The numbers of slices that a fused step may use."""
     return config.slices
 
 
@@ -80,10 +83,10 @@ def describe(config: DlrmConfig, cluster: Cluster, size: float) -> str:
 
 
 def step(config: DlrmConfig, cluster: Cluster, size: float, slices: int | None) -> StepBuilder:
-    """One step of `size` samples per device: plain, or fused with so many slices."""
+    """One step of `size` samples per device: plain, or fused with a number of slices."""
     build = StepBuilder(cluster)
-    here = config.tables / cluster.world  # tables of a device
-    rows = size * cluster.world * here  # pooled rows that it makes
+    here = config.tables / cluster.world  # tables per device
+    rows = size * cluster.world * here  # pooled rows that a device computes
     gathered = rows * config.pooling * (config.dimension * config.table_bytes + 8)  # and indices
     sent = rows * config.dimension * config.sent_bytes
     features = config.tables * config.dimension + config.bottom[-1]
@@ -109,7 +112,7 @@ def step(config: DlrmConfig, cluster: Cluster, size: float, slices: int | None) 
         for part in range(slices)
     )
     last = _forward(build, config, "bottom", (config.dense_features, *config.bottom), size, ())
-    item = DTYPES[config.dtype][0]
+    item = ITEM_BYTES[config.dtype]
     traffic = size * features * item  # the interaction reads all features and writes as much
     last = build.moving("interaction", "permute", traffic, traffic, (last, *arrived))
     last = _cross(build, config, "cross", size, features, last, 1)
@@ -118,7 +121,7 @@ def step(config: DlrmConfig, cluster: Cluster, size: float, slices: int | None) 
     grads = _Gradients(build, config)
     last = _backward(build, config, grads, "top", widths, size, last)
     last = _cross(build, config, "cross backward", size, features, last, 2)
-    # Gradients of the pooled rows leave as they are made.
+    # Gradients of the pooled rows are sent as soon as they are computed.
     updates = []
     for part in range(slices):
         last = build.moving(
@@ -168,7 +171,7 @@ def _forward(
 
 
 class _Gradients:
-    """Dense gradients in buckets, summed over all devices as soon as a bucket is full."""
+    """Dense gradients in buckets. A bucket is all-reduced as soon as it is full."""
 
     def __init__(self, build: StepBuilder, config: DlrmConfig) -> None:
         self._build, self._config = build, config
@@ -182,7 +185,7 @@ class _Gradients:
             self._send(after)
 
     def finish(self) -> None:
-        """The optimizer, when all sums are there."""
+        """Runs the optimizer after all all-reduces."""
         if self._pending:
             self._send(len(self._build.tasks) - 1)
         traffic = self._parameters * 4.0 * self._config.optimizer_passes
@@ -208,7 +211,7 @@ def _backward(
     for number, (k, n) in reversed(list(enumerate(pairwise(widths)))):
         weight = build.gemm(f"{name} {number} weights", k, n, size, config.dtype, (after,))
         grads.add(k * n, weight)
-        if number or name != "bottom":  # nobody asks for the gradient of the input
+        if number or name != "bottom":  # the gradient of the model's input is not needed
             after = build.gemm(f"{name} {number} inputs", size, k, n, config.dtype, (after,))
     return after
 
@@ -222,8 +225,8 @@ def _cross(
     last: int,
     passes: int,
 ) -> int:
-    """A cross network multiplies all features with low-rank weights, layer after layer; backward
-    there are twice as many products."""
+    """A cross network multiplies all features with low-rank weights in every layer. The backward
+    has twice as many products."""
     rank = config.cross_rank
     for layer in range(config.cross_layers):
         for _ in range(passes):

@@ -1,13 +1,14 @@
-"""Blocks of a transformer: tensor parallel inside a node, data or sequence parallel between nodes.
+"""Transformer blocks: tensor parallel inside a node, data or sequence parallel between nodes.
 
     forward   gather -> QKV -> attention -> projection -> scatter
               gather -> gate, up -> down -> scatter
-    backward  the same backwards, with a product for the weights beside each for the inputs
+    backward  the same in reverse, with a product for the weights next to each for the inputs
 
-Plain waits for every gather and scatter inside the node, and overlaps sums of gradients between
-nodes with the backward pass, as frameworks do. Fused, each of them is cut with its GEMM into chunks
-that overlap. With sequence parallelism, keys and values are gathered between nodes; fused,
-attention begins with those that are there.
+The plain step waits for every gather and scatter inside the node, and overlaps all-reduces of
+gradients between nodes with the backward pass, as frameworks do. In the fused step, each gather and
+scatter is cut into chunks together with its GEMM, and the chunks overlap. With sequence
+parallelism, keys and values are gathered between nodes; the fused step starts attention with those
+that have arrived.
 """
 
 from __future__ import annotations
@@ -16,15 +17,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from weft.dtype import ITEM_BYTES
 from weft.errors import Unsupported
 from weft.machine import Cluster
-from weft.machine.description import DTYPES, Count, Positive, Share
+from weft.machine.description import Count, Positive, Share
 from weft.models.workloads.step import StepBuilder
 
 
 @dataclass(frozen=True)
 class LlamaConfig:
-    """Sizes and assumptions of a model; llama.toml says what each means."""
+    """Sizes and assumptions of a model. llama.toml explains each of them."""
 
     title: str
     between: Literal["data", "sequence"]
@@ -46,7 +48,7 @@ CONFIG = LlamaConfig
 
 
 def check(config: LlamaConfig, where: str) -> None:
-    """What no single number can show."""
+    """Raises unless the numbers fit each other."""
     if not config.chunks:
         raise Unsupported(f"{where}: chunks needs at least one number to try")
     if config.hidden % config.heads or config.heads % config.kv_heads:
@@ -54,12 +56,12 @@ def check(config: LlamaConfig, where: str) -> None:
 
 
 def tries(config: LlamaConfig) -> tuple[int, ...]:
-    """In how many chunks a GEMM and its collective may be cut."""
+    """The numbers of chunks into which a GEMM and its collective may be cut."""
     return config.chunks
 
 
 def size_of(config: LlamaConfig, cluster: Cluster, scaling: str) -> float:
-    """Tokens of a node."""
+    """The number of tokens per node."""
     if scaling == "weak":
         return config.sequences_per_node * config.sequence
     if config.between == "data" and config.sequences < cluster.nodes:
@@ -84,7 +86,7 @@ def step(config: LlamaConfig, cluster: Cluster, size: float, chunks: int | None)
 
 
 Product = Callable[[str, float, tuple[int, ...]], int]
-"""Adds a GEMM over some rows: name, rows, and what it waits for."""
+"""Adds a GEMM: its name, its rows, and the tasks that it waits for."""
 
 
 class _Block:
@@ -96,12 +98,12 @@ class _Block:
         self.devices = build.cluster.devices
         head = config.hidden // config.heads
         self.kv = 2.0 * config.kv_heads * head  # keys and values of a token
-        self.item = DTYPES[config.dtype][0]
+        self.item = ITEM_BYTES[config.dtype]
         self.bytes = tokens * config.hidden * self.item  # activations that are gathered
         context = config.sequence
         if config.between == "sequence":
             context = round(tokens * build.cluster.nodes)
-        # Causal: each token attends to half of its context, with two products.
+        # Causal: a token attends to half of its context on average, with two products.
         self.attention = 2.0 * tokens * context * config.hidden / self.devices
         self.rate = build.machine.compute.rate[config.dtype] * config.attention_share
         hidden, ffn = config.hidden, config.ffn
@@ -120,7 +122,7 @@ class _Block:
         return self._scatter(f"{name} down", hidden, ffn, last)
 
     def backward(self, layer: int, after: tuple[int, ...]) -> tuple[int, ...]:
-        """Gradients of results are gathered where results were scattered, and the other way."""
+        """Gathers gradients where the forward scattered results, and scatters where it gathered."""
         config, name = self.config, f"layer {layer} backward"
         hidden, ffn = config.hidden, config.ffn / self.devices
         last = self._gather(f"{name} down", ffn, hidden, after)
@@ -141,7 +143,7 @@ class _Block:
         return last
 
     def _gather(self, name: str, n: float, k: float, after: tuple[int, ...]) -> tuple[int, ...]:
-        """All-gather of the tokens, then a GEMM; fused, chunk after chunk."""
+        """An all-gather of the tokens, then a GEMM; chunk by chunk in the fused step."""
         parts = self.chunks or 1
         found = []
         for part in range(parts):
@@ -154,7 +156,7 @@ class _Block:
         return tuple(found)
 
     def _scatter(self, name: str, n: float, k: float, after: tuple[int, ...]) -> tuple[int, ...]:
-        """A GEMM, then a reduce-scatter of its result; fused, chunk after chunk."""
+        """A GEMM, then a reduce-scatter of its result; chunk by chunk in the fused step."""
         parts = self.chunks or 1
         found = []
         for part in range(parts):
@@ -177,7 +179,7 @@ class _Block:
         amount = times * self.attention
         if config.between != "sequence" or build.cluster.nodes == 1:
             return (build.flops(f"{name} attention", amount, self.rate, after),)
-        # Keys and values of a device's heads, from all nodes; backward their gradients go back.
+        # Keys and values of a device's heads, from all nodes. The backward sends their gradients.
         total = self.tokens * build.cluster.nodes * self.kv / self.devices * self.item
         parts = self.chunks or 1
         found = []

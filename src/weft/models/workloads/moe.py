@@ -1,10 +1,11 @@
-"""A mixture-of-experts layer, forward and backward, with experts spread over all devices.
+"""A mixture-of-experts layer, forward and backward, with experts distributed over all devices.
 
-    forward   router -> dispatch -> gate, up -> down -> combine     (shared expert beside dispatch)
-    backward  combine's mirror -> down -> gate, up -> dispatch's mirror
+    forward   router -> dispatch -> gate, up -> down -> combine     (shared expert during dispatch)
+    backward  reverse of combine -> down -> gate, up -> reverse of dispatch
 
-Plain sends all tokens, multiplies, and sends them back; the shared expert runs beside the dispatch,
-as frameworks do already. Fused, tokens arrive, are multiplied and leave again chunk by chunk.
+The plain step sends all tokens, multiplies, and sends them back. The shared expert runs during the
+dispatch, as in frameworks today. In the fused step, tokens are received, multiplied and sent back
+chunk by chunk.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from weft.models.workloads.step import StepBuilder, part_of
 
 @dataclass(frozen=True)
 class MoeConfig:
-    """Sizes and assumptions of a layer; moe.toml says what each means."""
+    """Sizes and assumptions of a layer. moe.toml explains each of them."""
 
     title: str
     layers: Count
@@ -39,7 +40,7 @@ CONFIG = MoeConfig
 
 
 def check(config: MoeConfig, where: str) -> None:
-    """What no single number can show."""
+    """Raises unless the numbers fit each other."""
     if not config.chunks:
         raise Unsupported(f"{where}: chunks needs at least one number to try")
     if config.top_k > config.experts:
@@ -47,12 +48,12 @@ def check(config: MoeConfig, where: str) -> None:
 
 
 def tries(config: MoeConfig) -> tuple[int, ...]:
-    """In how many chunks tokens may go through the experts."""
+    """The numbers of chunks into which tokens may be cut."""
     return config.chunks
 
 
 def size_of(config: MoeConfig, cluster: Cluster, scaling: str) -> float:
-    """Tokens of a device."""
+    """The number of tokens per device."""
     if scaling == "weak":
         return config.tokens_per_device
     if config.tokens < cluster.world:
@@ -67,7 +68,7 @@ def describe(config: MoeConfig, cluster: Cluster, size: float) -> str:
 
 def step(config: MoeConfig, cluster: Cluster, size: float, chunks: int | None) -> StepBuilder:
     """Forward and backward of `layers` layers for `size` tokens per device."""
-    # Groups of as many devices as there are experts are alike: one stands for all of them.
+    # Groups of as many devices as there are experts are equal, so one of them is simulated.
     build = StepBuilder(part_of(cluster, config.experts))
     last: tuple[int, ...] = ()
     for name, passes in (("forward", 1), ("backward", 2)):
@@ -88,8 +89,8 @@ def _layer(
     """`passes` is 2 for the backward pass: products for the inputs and for the weights."""
     hidden, ffn, dtype = config.hidden, config.expert_ffn, config.dtype
     world = build.cluster.world
-    here = max(1, round(config.experts / world))  # experts of a device
-    rows = size * config.top_k / here  # tokens of an expert
+    here = max(1, round(config.experts / world))  # experts per device
+    rows = size * config.top_k / here  # tokens per expert
     sent = size * config.top_k * hidden * config.sent_bytes
     parts = chunks or 1
     routed = build.gemm(f"{name} router", size, config.experts, hidden, dtype, after)
@@ -129,7 +130,7 @@ def _layer(
                 stream="combine ",
             )
         )
-        if passes == 2:  # products for the weights, which nobody here waits for
+        if passes == 2:  # products for the weights, which nothing in this step waits for
             build.gemm(
                 f"{name} up weights{tail}",
                 hidden,

@@ -13,7 +13,7 @@ from weft.timeline import COMPUTE
 
 
 class StepBuilder:
-    """Tasks under construction; every call adds some and gives the place of the last one."""
+    """Collects the tasks of a step. Every method adds tasks and returns the index of the last."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -62,8 +62,11 @@ class StepBuilder:
         part: float = 1.0,
         launched: bool = True,
     ) -> int:
-        """A kernel that reads and writes memory at `share` of its bandwidth: all of it, or one
-        `part` of a kernel that goes on (`launched` is false for all parts but the first)."""
+        """A kernel that reads and writes memory at `share` of its bandwidth.
+
+        part: the share of the kernel, if it is added in parts. launched: whether this part starts
+        the kernel; true for the first part only.
+        """
         machine = self.machine
         whole = memory_bound(machine, read / share, written / share)
 
@@ -76,7 +79,7 @@ class StepBuilder:
         return self._add(Task(name, COMPUTE, kind, after, kernel))
 
     def flops(self, name: str, amount: float, rate: float, after: tuple[int, ...]) -> int:
-        """A kernel that computes at a given rate, and moves little."""
+        """A kernel that computes at a given rate, with little memory traffic."""
         machine = self.machine
         units = machine.compute.units
         kernel = Kernel(
@@ -96,8 +99,8 @@ class StepBuilder:
         library: bool = True,
         stream: str = "",
     ) -> int:
-        """A collective by the quickest algorithm: of a library, which takes a start and compute
-        units, or a slice that kernels or copy engines send off themselves."""
+        """A collective with the fastest algorithm. library: whether a library runs it, which needs
+        time to start and compute units; otherwise kernels or copy engines send it themselves."""
         everyone = tuple(range(len(self.wiring.shape)))
         axes = everyone if axes is None else axes
         start = self.cluster.start if library else 0.0
@@ -123,8 +126,8 @@ class StepBuilder:
         return run(self.wiring, self.tasks)
 
     def _units(self, kind: str, axes: Axes) -> int:
-        """Compute units that a library's collective holds: enough for the links inside, or for the
-        card of a device, which is as fast as one link."""
+        """The compute units that a library's collective uses: enough for the links inside the node,
+        or for the network card of a device, which is as fast as one link."""
         cores = self.machine.cores
         if any(self.wiring.shape[axis] > 1 for axis in axes if axis):
             return cores.copy_units
@@ -139,7 +142,7 @@ class StepBuilder:
 def quickest(
     cluster: Cluster, kind: str, total: float, axes: Axes, start: float
 ) -> tuple[str, int]:
-    """The algorithm, and its number of chunks, that is quickest alone."""
+    """The algorithm and the number of chunks that are fastest without other work."""
     wiring = Wiring(cluster)
     wide = sum(wiring.shape[axis] > 1 for axis in axes)
     tries: list[tuple[str, int]] = [("direct", 1)]
@@ -155,7 +158,7 @@ def quickest(
 
 
 def part_of(cluster: Cluster, devices: int) -> Cluster:
-    """The nodes that hold a group of so many devices, where a cluster has more."""
+    """The part of a cluster that holds a group of `devices`, if the cluster has more."""
     if devices >= cluster.world:
         return cluster
     if devices % cluster.devices:
