@@ -1,5 +1,6 @@
 // loom as torch sees it: device and stream guard, allocators, hooks, generator and graphs.
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/CachingHostAllocator.h>
 #include <ATen/core/GraphImplInterface.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <c10/core/CachingDeviceAllocator.h>
@@ -150,7 +151,13 @@ struct LoomAllocator final : c10::DeviceAllocator {
   }
 };
 
-struct PinnedAllocator final : c10::Allocator {
+struct PinnedAllocator final : at::HostAllocator {
+  // Copies keep the host's memory alive themselves.
+  bool record_event(void* pointer, void*, c10::Stream) override { return is_pinned(pointer); }
+  void empty_cache() override {}
+  at::HostStats get_stats() override { return {}; }
+  void reset_accumulated_stats() override {}
+  void reset_peak_stats() override {}
   c10::DataPtr allocate(size_t bytes) override {
     void* pointer = allocate_pinned(bytes);
     return {pointer, pointer, &free_pinned, c10::Device(c10::kCPU)};
@@ -221,8 +228,7 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   at::Device getDeviceFromPtr(void*) const override { return device_at(current_device()); }
   bool isPinnedPtr(const void* data) const override { return is_pinned(data); }
   at::Allocator* getPinnedMemoryAllocator() const override {
-    static auto* allocator = new PinnedAllocator;
-    return allocator;
+    return at::getHostAllocator(kLoom);
   }
   void resizePrivateUse1Bytes(const c10::Storage& storage, size_t bytes) const override {
     auto* impl = storage.unsafeGetStorageImpl();
@@ -279,6 +285,7 @@ LOOM_EXPORT void loom_register() {
   if (done) return;
   done = true;
   c10::SetAllocator(c10::kPrivateUse1, new loom::LoomAllocator);
+  at::setHostAllocator(c10::kPrivateUse1, new loom::PinnedAllocator);
   at::RegisterPrivateUse1HooksInterface(new loom::Hooks);
 }
 

@@ -1,6 +1,7 @@
 // torch.distributed._symmetric_memory on loom: every rank's block is in its own heap, and peers map
 // each other's heaps. Signals and barriers are operations of the current stream.
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <torch/csrc/distributed/c10d/symm_mem/SymmetricMemory.hpp>
 #include <torch/library.h>
 #include <unistd.h>
@@ -84,11 +85,12 @@ struct SymmetricAllocator final : symm::SymmetricMemoryAllocator {
   std::map<std::string, int> meetings;
 
   void* alloc(size_t bytes, int device, const std::optional<std::string>& group) override {
+    if (device < 0) device = current_device();
     const size_t pad = (bytes + 15) / 16 * 16;
     const size_t all = pad + symm::get_signal_pad_size();
     auto* at = static_cast<char*>(allocate(all, device, default_stream(device)));
-    // The block may be reused, and the poison of its last life not yet written.
-    settle(default_stream(device));
+    // Memory that peers map is ready when the call returns, whoever had it before.
+    synchronize(default_stream(device));
     std::memset(readable(at + pad), 0, symm::get_signal_pad_size());
     std::lock_guard guard(lock);
     blocks[at] = {bytes, pad, {}, group.value_or("")};
@@ -145,9 +147,19 @@ struct SymmetricAllocator final : symm::SymmetricMemoryAllocator {
     return met;
   }
 
+  // As torch's own allocator: of the process group, or as set by hand.
+  static symm::GroupInfo members(const std::string& group) {
+    try {
+      auto found = c10d::resolve_process_group(group);
+      return {found->getRank(), found->getSize(), found->getStore()};
+    } catch (const c10::Error&) {
+      return symm::get_group_info(group);
+    }
+  }
+
   c10::intrusive_ptr<Symmetric> meet(const std::string& group, int meeting, const Card& mine) {
     WithoutGil without;
-    auto& info = symm::get_group_info(group);
+    const auto info = members(group);
     const std::string key = "loom/" + group + "/" + std::to_string(meeting) + "/";
     const char* bytes = reinterpret_cast<const char*>(&mine);
     log_host_enter(key);
@@ -177,7 +189,7 @@ struct SymmetricAllocator final : symm::SymmetricMemoryAllocator {
     log_host_leave(key, met->global);
     const size_t length = met->buffers.size() * sizeof(void*);
     met->lists = allocate(2 * length, 0, default_stream(current_device()));
-    settle(default_stream(current_device()));
+    synchronize(default_stream(current_device()));
     std::memcpy(readable(met->lists), met->buffers.data(), length);
     std::memcpy(readable(met->lists) + length, met->pads.data(), length);
     return met;

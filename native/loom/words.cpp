@@ -73,7 +73,7 @@ bool until_word(const Op& op, Compare compare, uint64_t value) {
     looked = now;
     const int dead = lost_peer();
     if (dead >= 0) {
-      fail("rank " + std::to_string(dead) + " has died while " + describe(op, compare, value));
+      fail("rank " + std::to_string(dead) + " has ended while " + describe(op, compare, value));
     } else if (all_stuck()) {
       fail("no rank can go on: " + describe(op, compare, value));
     } else if (config().deadline > 0 && now - started > config().deadline * kSecond) {

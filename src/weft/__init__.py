@@ -38,14 +38,17 @@ if TYPE_CHECKING:
     import torch
     import torch.distributed as dist
 
-    from weft import nn
+    from weft import loom, nn
     from weft.fabric import HostFabric
     from weft.machine import Machine
     from weft.nn import compile, symm_mem_compat
 
 
 def __getattr__(name: str) -> object:
-    """`weft.nn` and what comes from it are imported when first used: DTensor takes a while."""
+    """`weft.nn` and what comes from it are imported when first used: DTensor takes a while. So is
+    `weft.loom`, which few programs need."""
+    if name == "loom":
+        return importlib.import_module("weft.loom")
     if name not in ("nn", "compile", "symm_mem_compat"):
         raise AttributeError(f"module 'weft' has no attribute {name!r}")
     module = importlib.import_module("weft.nn")
@@ -131,6 +134,7 @@ __all__ = [
     "embedding_all_to_all",
     "explain",
     "gather",
+    "loom",
     "matmul_all_reduce",
     "matmul_all_to_all",
     "matmul_reduce_scatter",

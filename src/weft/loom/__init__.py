@@ -16,7 +16,7 @@ import torch
 
 from weft.errors import Error, Unsupported
 from weft.loom import device as _device
-from weft.loom import origin
+from weft.loom import host_order, origin
 from weft.loom.build import Report, why_not
 from weft.loom.build import library as _build
 from weft.loom.detector import Finding, find
@@ -69,6 +69,7 @@ def load(report: Report | None = None, **given: object) -> None:
     _device.remember_process()
     if settings.check:
         origin.install(library)
+        host_order.install()
     atexit.register(library.calls.loom_shut_down)
     _settings = settings
 
