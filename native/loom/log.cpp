@@ -68,12 +68,18 @@ int number(const char* text) {  // of a string, which is written when it is firs
   return it->second;
 }
 
+// The default stream of a rank's own device is 0 in the log; those of other devices come last.
+int shown(const Stream& stream) {
+  if (stream.id >= config().devices) return stream.id;
+  return stream.id == config().rank % config().devices ? 0 : 1'000'000 + stream.id;
+}
+
 // kind, time, stream, host, name, label, origin: how every line of an operation begins.
 std::string begin(const char* kind, int64_t time, const Op& op) {
   const int name = number(op.name), label = number(op.label), origin = number(op.origin);
   char text[192];
   std::snprintf(text, sizeof text, "[\"%s\",%lld,%d,%u,%d,%d,%d", kind,
-                static_cast<long long>(time), op.stream->id, op.host, name, label, origin);
+                static_cast<long long>(time), shown(*op.stream), op.host, name, label, origin);
   return text;
 }
 

@@ -2,7 +2,7 @@
 
 The library links torch, so it fits one version of it and is never part of a wheel: the sources are
 (`weft/loom/native`; in a checkout `native/loom`). Objects are kept by the hash of what went into
-them, in `~/.cache/weft/loom`, so that a change compiles only what it touches.
+them, in `~/.cache/weft/loom` (or WEFT_LOOM_CACHE), so that a change compiles only what it touches.
 """
 
 from __future__ import annotations
@@ -127,8 +127,12 @@ def _torch() -> Path:
     return Path(torch.__file__).parent
 
 
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+
+
 def _kept() -> Path:
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "weft" / "loom"
+    cache = Path(os.environ.get("WEFT_LOOM_CACHE") or _cache() / "weft" / "loom")
     digest = hashlib.sha256()
     for path in sorted(sources().glob("*.[ch]*")):
         digest.update(path.name.encode() + path.read_bytes())
