@@ -81,10 +81,12 @@ void give_extent(Heap& h, size_t offset, size_t bytes) {
 char* address(const Block& block) { return own_heap().device + block.offset; }
 
 // After its last use: poison in stream order, then anybody on that stream may have it.
+// That its uses elsewhere are over orders this memory only: whether the allocator saw it in time is
+// chance, and nothing that a program may rely on.
 void retire(Block* block) {
-  for (auto& mark : block->marks) wait(block->stream, mark);
-  block->marks.clear();
   Op op;
+  for (auto& mark : block->marks) op.after.push_back(mark->id);
+  block->marks.clear();
   op.kind = Op::Kind::host;
   op.name = "free";
   op.origin = block->freed_at;

@@ -114,6 +114,7 @@ struct Op {
   int engine = -1;           // the peer whose copy engine runs it; -1: the stream itself
   uint64_t bytes = 0;
   MarkPtr mark;              // record, wait
+  std::vector<uint64_t> after;  // marks that this operation, but not its stream, comes after
   char* word = nullptr;      // post, hold: readable address
   int word_bytes = 4;
   uint64_t value = 0;
@@ -230,7 +231,8 @@ struct Status {
   std::atomic<uint64_t> progress, log_used, log_lost;
 };
 Status& status(int rank);
-bool all_stuck();      // no rank of the session can go on
+int standstills();
+bool all_stuck(int before);  // no rank of the session can go on; before: standstills() at the start
 void host_blocks(bool blocks);
 
 struct HostBlocked {   // the host waits for the device

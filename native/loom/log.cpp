@@ -164,7 +164,9 @@ void log_op(const Op& op, int64_t start, int64_t end) {
   char rest[96];
   std::snprintf(rest, sizeof rest, ",%lld,%d,%llu,%d,", static_cast<long long>(end), op.engine,
                 static_cast<unsigned long long>(op.bytes), static_cast<int>(op.kind));
-  append(begin("o", start, op) + rest + rects(op) + "," + small + "]");
+  std::string after = "[";
+  for (uint64_t mark : op.after) after += (after.size() > 1 ? "," : "") + std::to_string(mark);
+  append(begin("o", start, op) + rest + rects(op) + "," + small + "," + after + "]]");
 }
 
 void log_record(const Op& op) {
@@ -312,12 +314,15 @@ bool main_thread_sleeps(int pid) {
 
 }  // namespace
 
-bool all_stuck() {
+int standstills() { return log().header ? log().header->standstills.load() : 0; }
+
+bool all_stuck(int before) {
   auto& l = log();
   static std::mutex mutex;
   static uint64_t seen = 0;
   static int64_t since = 0;
   if (!l.header || (!l.header->shared && config().world > 1)) return false;
+  if (standstills() != before) return true;  // another rank was first to find out
   std::lock_guard guard(mutex);
   uint64_t progress = 1;
   bool stuck = true;
@@ -325,7 +330,8 @@ bool all_stuck() {
     auto& s = l.statuses[rank];
     progress += s.progress;
     const bool over = s.exited || (s.pid && access(("/proc/" + std::to_string(s.pid)).c_str(), 0));
-    stuck = stuck && s.pid && (over || (s.running == 0 && s.blocked > 0 && main_thread_sleeps(s.pid)));
+    stuck = stuck && s.pid &&
+            (over || (s.running == 0 && s.blocked > 0 && main_thread_sleeps(s.pid)));
   }
   const int64_t now = now_ns();
   if (!stuck || progress != seen) {
@@ -333,7 +339,9 @@ bool all_stuck() {
     since = now;
     return false;
   }
-  return now - since > 1'000'000'000;
+  if (now - since < 1'000'000'000) return false;
+  l.header->standstills++;
+  return true;
 }
 
 // ---- the interpreter's lock ----------------------------------------------------------------------

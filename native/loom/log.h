@@ -9,7 +9,8 @@ struct Header {
   int32_t world;
   int32_t shared;      // several processes have it
   uint64_t log_bytes;  // of each rank
-  char reserved[48];
+  std::atomic<int32_t> standstills;  // how often ranks found that none could go on
+  char reserved[44];
 };
 static_assert(sizeof(Header) == 64);
 static_assert(sizeof(Status) == 40);

@@ -61,6 +61,7 @@ bool until_word(const Op& op, Compare compare, uint64_t value) {
   here.running--;
   const int64_t started = now_ns();
   int64_t looked = started;
+  const int before = standstills();
   useconds_t nap = 5;
   bool good = false;
   while (!broken()) {
@@ -74,7 +75,7 @@ bool until_word(const Op& op, Compare compare, uint64_t value) {
     const int dead = lost_peer();
     if (dead >= 0) {
       fail("rank " + std::to_string(dead) + " has ended while " + describe(op, compare, value));
-    } else if (all_stuck()) {
+    } else if (all_stuck(before)) {
       fail("no rank can go on: " + describe(op, compare, value));
     } else if (config().deadline > 0 && now - started > config().deadline * kSecond) {
       fail("the deadline passed while " + describe(op, compare, value));

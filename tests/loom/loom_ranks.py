@@ -58,6 +58,7 @@ def run_program(name: str, drop: str | None, mode: str, seed: int) -> list[str]:
     from loom_corpus import PROGRAMS, Run
 
     import weft.loom
+    from weft.loom.library import loaded
 
     _, function = PROGRAMS[name]
     weft.loom.load(mode=mode, seed=seed)
@@ -70,6 +71,7 @@ def run_program(name: str, drop: str | None, mode: str, seed: int) -> list[str]:
     # A run that lacks a wait may fail in any way: what counts is what the detector says.
     with contextlib.suppress(Exception) if drop else contextlib.nullcontext():
         function(run)
-    torch.accelerator.synchronize()
+        torch.accelerator.synchronize()
     dist.barrier()
+    loaded().calls.loom_clear_failure()
     return run.names

@@ -122,7 +122,11 @@ def _stream(state: _State, line: Line) -> None:
 
 
 def _operation(state: _State, line: Line, clock: Clock) -> None:
-    rects, values = line.rest[4:6]
+    rects, values, after = line.rest[4:7]
+    if after:  # what only this operation comes after: memory whose other uses are over
+        clock = dict(clock)
+        for mark in after:
+            _join(clock, state.marks.get((line.rank, mark), {}))
     written = {(space, offset): value for space, offset, value in values}
     for space, offset, width, rows, pitch, write in rects:
         rect = Rect(space, offset, width, rows, pitch)
