@@ -16,6 +16,8 @@
 #include <ATen/ops/mm.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/resize_native.h>
+#include <ATen/ops/resolve_conj.h>
+#include <ATen/ops/resolve_neg.h>
 #include <ATen/ops/result_type.h>
 #include <ATen/ops/set_cpu_dispatch.h>
 #include <ATen/ops/set_native.h>
@@ -33,12 +35,15 @@ namespace loom {
 at::Tensor host_view(const at::Tensor& tensor) {
   if (!on_loom(tensor)) return tensor;
   void* at = tensor.numel() ? readable(tensor.data_ptr()) : nullptr;
-  return at::for_blob(at, tensor.sizes())
-      .strides(tensor.strides())
-      .options(tensor.options().device(c10::kCPU))
-      .resizeable_storage()
-      .allocator(c10::GetAllocator(c10::kCPU))
-      .make_tensor();
+  auto view = at::for_blob(at, tensor.sizes())
+                  .strides(tensor.strides())
+                  .options(tensor.options().device(c10::kCPU))
+                  .resizeable_storage()
+                  .allocator(c10::GetAllocator(c10::kCPU))
+                  .make_tensor();
+  view._set_conj(tensor.is_conj());
+  view._set_neg(tensor.is_neg());
+  return view;
 }
 
 void add_rects(std::vector<Rect>& rects, const at::Tensor& tensor, bool write) {
@@ -134,6 +139,10 @@ void record_stream(Tensor& self, c10::Stream stream) {
 
 // ---- copies --------------------------------------------------------------------------------------
 
+bool plain(const Tensor& tensor) {
+  return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
+}
+
 bool same_bytes(const Tensor& a, const Tensor& b) {
   return a.scalar_type() == b.scalar_type() && a.is_conj() == b.is_conj() &&
          a.is_neg() == b.is_neg() && a.is_contiguous() && b.is_contiguous();
@@ -157,16 +166,16 @@ void device_to_device(const Tensor& source, const Tensor& target) {
 void host_to_device(const Tensor& source, const Tensor& target, bool non_blocking) {
   OnDevice on(target);
   auto* stream = stream_here();
-  if (!target.is_contiguous()) {
+  if (!plain(target)) {
     auto whole = at::empty(target.sizes(), target.options());
     host_to_device(source, whole, non_blocking);
     device_to_device(whole, target);
     return;
   }
-  const bool kept = non_blocking && source.is_contiguous() &&
+  const bool kept = non_blocking && plain(source) &&
                     source.scalar_type() == target.scalar_type() && is_pinned(source.data_ptr());
   // Memory that is not pinned is read before the call returns, as on a GPU.
-  Tensor from = kept ? source : source.to(target.scalar_type(), false, true).contiguous();
+  Tensor from = kept ? source : source.resolve_conj().resolve_neg().to(target.scalar_type(), false, true).contiguous();
   Op op;
   op.kind = Op::Kind::copy;
   op.name = "copy from host";
@@ -183,11 +192,13 @@ void host_to_device(const Tensor& source, const Tensor& target, bool non_blockin
 void device_to_host(const Tensor& source, const Tensor& target, bool non_blocking) {
   OnDevice on(source);
   auto* stream = stream_here();
-  if (!source.is_contiguous()) {
-    device_to_host(source.contiguous(), target, non_blocking);
+  if (!plain(source)) {
+    auto whole = at::empty(source.sizes(), source.options());
+    device_to_device(source, whole);
+    device_to_host(whole, target, non_blocking);
     return;
   }
-  const bool direct = target.is_contiguous() && source.scalar_type() == target.scalar_type();
+  const bool direct = plain(target) && source.scalar_type() == target.scalar_type();
   const bool kept = non_blocking && direct && is_pinned(target.data_ptr());
   Tensor to = direct ? target : at::empty(source.sizes(), source.options().device(c10::kCPU));
   Op op;
@@ -450,6 +461,14 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("mul_.Tensor", &Mul::plain_in_place);
   m.impl("fill_.Scalar", &fill_scalar);
   m.impl("zero_", &zero);
+}
+
+// Copies know of conjugated and negated views; they are not to be resolved by a copy first.
+TORCH_LIBRARY_IMPL(aten, Conjugate, m) {
+  m.impl("_copy_from", torch::CppFunction::makeFallthrough());
+}
+TORCH_LIBRARY_IMPL(aten, Negative, m) {
+  m.impl("_copy_from", torch::CppFunction::makeFallthrough());
 }
 
 }  // namespace
