@@ -49,7 +49,11 @@ ARITHMETIC = (
     "nn.functional.cross_entropy softmax log_softmax"
 )
 NAMES = set(" ".join((CREATION, VIEWS, COPIES, INDEXING, ARITHMETIC)).split())
-CHOSEN = [op for op in op_db if op.name in NAMES]
+# Partial views are of a larger storage, of which a copy to the host takes only what they show.
+CHOSEN = [op for op in op_db if op.name in NAMES and op.variant_test_name != "partial_views"]
+# Computed in other steps than the host's own kernel; the tolerance is that of torch's own test of
+# a device against the host.
+TOLERANCE = {"nn.functional.layer_norm": {"atol": 1e-3, "rtol": 1e-3}}
 UNDEFINED = {"empty_like", "new_empty"}  # what they hold is anything
 SAMPLES = 12
 counts: Counter[str] = Counter()
@@ -87,7 +91,7 @@ class TestGeneric(TestCase):
             if op.name in UNDEFINED:
                 self.assertEqual(here.shape, there.shape)
             else:
-                self.assertEqual(to_host(here), to_host(there), exact_dtype=True)
+                self.assertEqual(to_host(here), to_host(there), **TOLERANCE.get(op.name, {}))
             counts["samples"] += 1
 
     @ops([op for op in CHOSEN if op.supports_autograd], allowed_dtypes=(torch.float32,))
@@ -109,7 +113,8 @@ class TestGeneric(TestCase):
                 continue
             mine = torch.autograd.grad(here, leaves, allow_unused=True)
             theirs = torch.autograd.grad(there, twins, allow_unused=True)
-            self.assertEqual(to_host(list(mine)), to_host(list(theirs)))
+            close = TOLERANCE.get(op.name, {})
+            self.assertEqual(to_host(list(mine)), to_host(list(theirs)), **close)
             counts["gradients"] += 1
 
     @dtypes(torch.float64)
