@@ -231,6 +231,7 @@ struct Status {
   std::atomic<uint64_t> progress, log_used, log_lost;
 };
 Status& status(int rank);
+int lost_rank();  // of the session, one whose process is no more; else -1
 int standstills();
 bool all_stuck(int before);  // no rank of the session can go on; before: standstills() at the start
 void host_blocks(bool blocks);

@@ -147,9 +147,25 @@ const char* current_label() { return label_here; }
 
 void set_origin_callback(OriginCallback callback) { log().origin = callback; }
 
+// Asks Python for the line. An operation may be issued while an error is on its way through the
+// interpreter (a tensor dies with its frame): the error is put aside meanwhile.
 const char* origin_here() {
+  static auto alive = reinterpret_cast<int (*)()>(dlsym(RTLD_DEFAULT, "Py_IsInitialized"));
+  static auto ensure = reinterpret_cast<int (*)()>(dlsym(RTLD_DEFAULT, "PyGILState_Ensure"));
+  static auto leave = reinterpret_cast<void (*)(int)>(dlsym(RTLD_DEFAULT, "PyGILState_Release"));
+  using Errors = void (*)(void**, void**, void**);
+  static auto fetch = reinterpret_cast<Errors>(dlsym(RTLD_DEFAULT, "PyErr_Fetch"));
+  static auto restore =
+      reinterpret_cast<void (*)(void*, void*, void*)>(dlsym(RTLD_DEFAULT, "PyErr_Restore"));
   auto callback = log().origin.load();
-  return callback && log().on ? callback() : "";
+  if (!callback || !log().on || !alive || !alive()) return "";
+  const int state = ensure();
+  void *kind = nullptr, *value = nullptr, *trace = nullptr;
+  fetch(&kind, &value, &trace);
+  const char* line = callback();
+  restore(kind, value, trace);
+  leave(state);
+  return line;
 }
 
 bool logging() { return log().on; }
@@ -299,20 +315,35 @@ void host_blocks(bool blocks) {
 
 namespace {
 
-bool main_thread_sleeps(int pid) {
+// The state of a process's main thread as the system says it; X if it is no more.
+char state_of(int pid) {
   char path[64], text[512];
   std::snprintf(path, sizeof path, "/proc/%d/task/%d/stat", pid, pid);
   const int file = open(path, O_RDONLY | O_CLOEXEC);
-  if (file < 0) return true;  // it is no more
+  if (file < 0) return 'X';
   const ssize_t got = read(file, text, sizeof text - 1);
   close(file);
-  if (got <= 0) return true;
+  if (got <= 0) return 'X';
   text[got] = 0;
   const char* after = std::strrchr(text, ')');
-  return after && after[2] != 'R' && after[2] != 'D';
+  return after ? after[2] : 'X';
 }
 
+bool process_is_over(int pid) { return state_of(pid) == 'X' || state_of(pid) == 'Z'; }
+
+bool main_thread_sleeps(int pid) { return state_of(pid) != 'R' && state_of(pid) != 'D'; }
+
 }  // namespace
+
+int lost_rank() {
+  auto& l = log();
+  if (!l.header || !l.header->shared) return -1;
+  for (int rank = 0; rank < l.header->world; ++rank) {
+    const int pid = l.statuses[rank].pid;
+    if (pid && process_is_over(pid)) return rank;
+  }
+  return -1;
+}
 
 int standstills() { return log().header ? log().header->standstills.load() : 0; }
 
@@ -329,7 +360,7 @@ bool all_stuck(int before) {
   for (int rank = 0; rank < l.header->world; ++rank) {
     auto& s = l.statuses[rank];
     progress += s.progress;
-    const bool over = s.exited || (s.pid && access(("/proc/" + std::to_string(s.pid)).c_str(), 0));
+    const bool over = s.exited || (s.pid && process_is_over(s.pid));
     stuck = stuck && s.pid &&
             (over || (s.running == 0 && s.blocked > 0 && main_thread_sleeps(s.pid)));
   }

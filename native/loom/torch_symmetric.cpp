@@ -157,6 +157,21 @@ struct SymmetricAllocator final : symm::SymmetricMemoryAllocator {
     }
   }
 
+  // A rank that is lost, or late beyond the deadline, is an error instead of a wait without end.
+  template <class Ready>
+  static void wait_for(const std::string& group, Ready&& ready) {
+    const int64_t started = now_ns();
+    for (int looks = 0; !ready(); ++looks) {
+      usleep(looks < 100 ? 500 : 5000);
+      if (looks % 100 != 99) continue;
+      const int lost = lost_rank();
+      TORCH_CHECK(lost < 0, "rank ", lost, " has ended before the rendezvous of group ", group);
+      TORCH_CHECK(config().deadline <= 0 || now_ns() - started < config().deadline * 1e9,
+                  "the rendezvous of group ", group, " took longer than ", config().deadline,
+                  " s: not all ranks came");
+    }
+  }
+
   c10::intrusive_ptr<Symmetric> meet(const std::string& group, int meeting, const Card& mine) {
     WithoutGil without;
     const auto info = members(group);
@@ -171,6 +186,7 @@ struct SymmetricAllocator final : symm::SymmetricMemoryAllocator {
     met->bytes = mine.bytes;
     met->device = c10::Device(kLoom, static_cast<c10::DeviceIndex>(current_device()));
     for (int rank = 0; rank < info.world_size; ++rank) {
+      wait_for(group, [&] { return info.store->check({key + std::to_string(rank)}); });
       const auto data = info.store->get(key + std::to_string(rank));
       Card card;
       TORCH_CHECK(data.size() == sizeof card, "a peer's memory is of another kind");
@@ -185,7 +201,7 @@ struct SymmetricAllocator final : symm::SymmetricMemoryAllocator {
     }
     // Nobody may leave before all have mapped all.
     info.store->add(key + "mapped", 1);
-    while (info.store->add(key + "mapped", 0) < info.world_size) usleep(500);
+    wait_for(group, [&] { return info.store->add(key + "mapped", 0) >= info.world_size; });
     log_host_leave(key, met->global);
     const size_t length = met->buffers.size() * sizeof(void*);
     met->lists = allocate(2 * length, 0, default_stream(current_device()));

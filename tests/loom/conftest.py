@@ -25,7 +25,7 @@ def library():
 
 @pytest.fixture(scope="session")
 def loom_pools(library, pools):
-    """`loom_pools(2, queues=1)`: ranks with loom loaded, shared by the tests that ask for the same."""
+    """`loom_pools(2, queues=1)`: ranks with loom loaded, shared by tests that ask for the same."""
     made: dict[tuple, LoomPool] = {}
 
     def get(world: int, **settings) -> LoomPool:

@@ -2,6 +2,8 @@
 operator database and its PrivateUse1 test base, in a process of their own, since torch builds them
 when they are imported. Prints what was run as one line of JSON."""
 
+# ruff: noqa: PT009 - torch's TestCase compares tensors by assertEqual
+
 from __future__ import annotations
 
 import json
@@ -144,7 +146,11 @@ class TestGeneric(TestCase):
             view.add_(1)
         host = torch.zeros(4, 6)
         for view in (
-            host[1], host[:, 2], host.t()[3], host.view(24)[5:], host.unfold(1, 2, 2),
+            host[1],
+            host[:, 2],
+            host.t()[3],
+            host.view(24)[5:],
+            host.unfold(1, 2, 2),
             host.diagonal(),
         ):
             view.add_(1)

@@ -1,5 +1,5 @@
 """Small correct stream programs, each of whose waits can be left out. They are run by rank
-processes that have loom loaded (`loom_ranks.py`); what the detector says of them is tests/loom's matter.
+processes that have loom loaded (`loom_ranks.py`).
 
 A program is a function of a `Run`. `run.sync(name, action)` is a wait, a join or a record_stream
 that the program needs: the mutation of that name leaves it out. A program raises if a result is
@@ -79,7 +79,9 @@ def ping_pong(run):
         for turn in range(4):
             if turn % 2 == run.rank:
                 if turn:
-                    run.sync(f"turn {turn}", lambda t=turn: run.driver.wait(words[run.rank][0], t, s))
+                    run.sync(
+                        f"turn {turn}", lambda t=turn: run.driver.wait(words[run.rank][0], t, s)
+                    )
                 mine.copy_(views[peer])
                 mine.add_(1)
                 run.driver.post(words[peer][0], turn + 1, s)
@@ -190,7 +192,7 @@ def produce_and_scatter(run):
         total = inbox[0] + inbox[1]
     run.sync("end", lambda: here().wait_stream(adds))
     result = total + 0
-    run.sync("total is used by two streams", lambda: total.record_stream(here()))
+    run.sync("total is used by two streams", lambda t=total: t.record_stream(here()))
     del total
     with adds:
         again = torch.zeros(rows, n, device="loom")
@@ -361,7 +363,7 @@ def column_blocks(run):
 
 @program(world=2)
 def words_that_reset(run):
-    """Words that alternate and are cleared by who waited, as a graph that is replayed needs them."""
+    """Words that alternate and are cleared by who waited, as a replayed graph needs them."""
     _, views, _ = run.symmetric(2, 64)
     words = run.flags()
     peer = 1 - run.rank

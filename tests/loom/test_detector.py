@@ -111,9 +111,7 @@ def test_a_word_that_still_holds_from_the_last_time_orders_nothing():
         ("w", 6, 0, 0, "wait", 7),
     ]
     again = [(k, t + 10, *r) for k, t, *r in turn]
-    again = [
-        (k, t, *(r[:3] + [r[3] + 10] + r[4:] if k == "o" else r)) for k, t, *r in again
-    ]
+    again = [(k, t, *([*r[:3], r[3] + 10, *r[4:]] if k == "o" else r)) for k, t, *r in again]
     reset = [("p", 7, 1, 0, "reset", [*WORD, 1], 0)]
     assert len(find([log(*turn, *again)])) == 1
     ordered = [("r", 8, 1, 0, "record", 8), ("w", 9, 0, 0, "wait", 8)]

@@ -26,9 +26,7 @@ def check(
     context: typer.Context,
     script: Annotated[Path, typer.Argument(help="A script as torchrun starts it.")],
     world: World = 2,
-    mode: Annotated[
-        str, typer.Option(help="When operations run: late, eager or random.")
-    ] = "late",
+    mode: Annotated[str, typer.Option(help="When operations run: late, eager or random.")] = "late",
     queues: Annotated[
         int, typer.Option(help="Hardware queues that all streams share: 1, 2 or 4; 0: one each.")
     ] = 0,

@@ -32,7 +32,7 @@ def why_not() -> str:
     """Why loom cannot be had here, as a sentence; empty where it can."""
     if not torch.__version__.startswith(TESTED + "."):
         return f"loom is made for torch {TESTED}, and torch {torch.__version__} is installed"
-    if _kept().exists():
+    if library_path().exists():
         return ""
     if compiler() is None:
         return "loom is compiled when it is first used and found no C++ compiler; install g++"
@@ -57,7 +57,7 @@ def sources() -> Path:
 
 def library(report: Report | None = None) -> Path:
     """The path of the library, built if need be. Processes that want it at once build it once."""
-    kept = _kept()
+    kept = library_path()
     if kept.exists():
         return kept
     reason = why_not()
@@ -75,6 +75,8 @@ def _build(target: Path, report: Report) -> None:
     headers = b"".join(path.read_bytes() for path in sorted(sources().glob("*.h")))
     # The longest first, so that they do not run alone at the end.
     names = sorted(sources().glob("*.cpp"), key=lambda p: (not p.name.startswith("torch_"), p.name))
+    for left in target.parent.glob("tmp*"):  # by a build that was killed; nobody else builds now
+        shutil.rmtree(left, ignore_errors=True)
     report(0.0, f"compiling loom for torch {torch.__version__}, about a minute, once")
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         with ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0)))) as pool:
@@ -131,7 +133,8 @@ def _cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 
 
-def _kept() -> Path:
+def library_path() -> Path:
+    """Where the library for this torch and these sources is kept, built or not."""
     cache = Path(os.environ.get("WEFT_LOOM_CACHE") or _cache() / "weft" / "loom")
     digest = hashlib.sha256()
     for path in sorted(sources().glob("*.[ch]*")):

@@ -175,7 +175,12 @@ def _failure(codes: Sequence[int], errors: Sequence[str], findings: Sequence[Fin
 
 def _add_lines(findings: list[Finding], traces: Sequence[str]) -> None:
     """The line of the script at which a host touched device memory, from the trace it left."""
-    inside = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<frozen", "/lib/python")
+    inside = (
+        str(Path(torch.__file__).parent),
+        str(Path(__file__).parent),
+        "<frozen",
+        "/lib/python",
+    )
     for finding in findings:
         if finding.kind != "touch":
             continue

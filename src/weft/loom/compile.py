@@ -1,4 +1,4 @@
-"""loom for torch.compile: registered when torch's compiler is first imported, which takes seconds."""
+"""loom for torch.compile: registered when torch's compiler is imported, which takes long."""
 
 from __future__ import annotations
 

@@ -68,7 +68,9 @@ def failures(lines: Sequence[Line]) -> list[Finding]:
             space, offset = line.rest
             operation = Operation(line.rank, -1, "host", "", "", "touch")
             text = f"the host of rank {line.rank} touched memory of the device"
-            found.append(Finding("touch", [operation], text, f"heap of rank {space}, byte {offset}"))
+            found.append(
+                Finding("touch", [operation], text, f"heap of rank {space}, byte {offset}")
+            )
     return found + _stuck(lines)
 
 

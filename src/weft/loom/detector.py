@@ -192,9 +192,7 @@ def _satisfies(found: int, compare: int, value: int) -> bool:
 # -- accesses --------------------------------------------------------------------------------------
 
 
-def _access(
-    state: _State, line: Line, clock: Clock, rect: Rect, write: bool, sync: bool
-) -> None:
+def _access(state: _State, line: Line, clock: Clock, rect: Rect, write: bool, sync: bool) -> None:
     stream = (line.rank, line.stream)
     access = _Access(stream, clock[stream], rect, write, sync, line)
     for bucket in range(rect.offset // _BUCKET, (rect.end - 1) // _BUCKET + 1):
@@ -210,8 +208,12 @@ def _access(
             ):
                 _report(state, other, access)
             # Whoever comes after this access comes after that one too: it need not be kept.
-            if not (ordered and (write or not other.write) and _covers(rect, other.rect)
-                    and sync <= other.sync):
+            if not (
+                ordered
+                and (write or not other.write)
+                and _covers(rect, other.rect)
+                and sync <= other.sync
+            ):
                 kept.append(other)
         kept.append(access)
         state.buckets[rect.space, bucket] = kept

@@ -62,9 +62,7 @@ class LoomDriver:
         library = loaded()
         library.check(library.calls.loom_post(stream.native_handle, word, value, 4))
 
-    def wait(
-        self, word: int, value: int, stream: torch.Stream, compare: int = AT_LEAST
-    ) -> None:
+    def wait(self, word: int, value: int, stream: torch.Stream, compare: int = AT_LEAST) -> None:
         """Holds the stream until a word of 32 bits is at least (or equal to) a value."""
         library = loaded()
         library.check(library.calls.loom_wait(stream.native_handle, word, value, 4, compare))

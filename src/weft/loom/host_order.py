@@ -20,11 +20,12 @@ from torch.distributed import distributed_c10d
 from weft.loom.library import loaded
 
 _FROM_ALL = (
-    "barrier monitored_barrier all_reduce all_gather all_gather_into_tensor all_gather_object "
-    "all_to_all all_to_all_single reduce_scatter reduce_scatter_tensor"
-).split()
-_FROM_ROOT = "broadcast broadcast_object_list scatter scatter_object_list".split()
-_TO_ROOT = "reduce gather gather_object".split()
+    *("barrier", "monitored_barrier", "all_reduce", "all_gather", "all_gather_into_tensor"),
+    *("all_gather_object", "all_to_all", "all_to_all_single", "reduce_scatter"),
+    "reduce_scatter_tensor",
+)
+_FROM_ROOT = ("broadcast", "broadcast_object_list", "scatter", "scatter_object_list")
+_TO_ROOT = ("reduce", "gather", "gather_object")
 
 _calls: Counter[str] = Counter()
 

@@ -16,8 +16,7 @@ _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
     "loom_register_symmetric": (None, ()),
     "loom_configure": (
         c_int,
-        (c_int, c_int, c_int, c_int, c_uint64, c_int, c_int, c_double, c_double, c_int)
-        + (c_uint64, c_char_p),
+        (*(c_int,) * 4, c_uint64, c_int, c_int, c_double, c_double, c_int, c_uint64, c_char_p),
     ),
     "loom_device_count": (c_int, ()),
     "loom_manual_seed": (None, (c_int, c_uint64)),

@@ -35,7 +35,7 @@ class Line:
 
 @dataclass(slots=True)
 class Rect:
-    """Bytes: `rows` runs of `width`, `pitch` apart, in one rank's heap (or host memory, below 0)."""
+    """Bytes: `rows` runs of `width`, `pitch` apart, in a rank's heap (or host memory, below 0)."""
 
     space: int
     offset: int
@@ -49,7 +49,7 @@ class Rect:
 
 
 def read(logs: Sequence[bytes]) -> list[Line]:
-    """The lines of all ranks in the order in which they happened. A last line that was not finished,
+    """The lines of all ranks in the order in which they happened. A line that was not finished,
     because its process was killed, is left out."""
     lines: list[Line] = []
     for rank, log in enumerate(logs):
@@ -90,7 +90,7 @@ def timeline_of(logs: Sequence[bytes], title: str = "loom") -> Timeline:
     for line in read(logs):
         if line.kind != "o":
             continue
-        end, engine, num_bytes, kind = line.rest[:4]
+        end, engine, num_bytes = line.rest[:3]
         if engine >= 0:
             lane, what = f"engine of rank {engine}", COMMUNICATION
         else:
@@ -98,7 +98,5 @@ def timeline_of(logs: Sequence[bytes], title: str = "loom") -> Timeline:
             lane = COMPUTE if own else f"stream {line.stream}"
             what = "matmul" if line.name in ("mm", "addmm") else line.name
         task = line.label or line.name
-        spans.append(
-            Span(line.rank, lane, task, what, line.time * 1e-9, end * 1e-9, num_bytes)
-        )
+        spans.append(Span(line.rank, lane, task, what, line.time * 1e-9, end * 1e-9, num_bytes))
     return Timeline(tuple(spans), title).shifted()

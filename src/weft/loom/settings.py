@@ -73,9 +73,7 @@ def parse_pace(text: str) -> float:
         assert match is not None
         return float(match[1]) * _UNITS[match[2] or ""]
     except (AssertionError, ValueError):
-        raise Unsupported(
-            f"a link's speed is said as 2GB/s or 500MB/s, not {text!r}"
-        ) from None
+        raise Unsupported(f"a link's speed is said as 2GB/s or 500MB/s, not {text!r}") from None
 
 
 def _parse(name: str, value: object) -> object:
