@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     import torch
     import torch.distributed as dist
 
-    from weft import loom, nn
+    from weft import loom as loom
+    from weft import nn
     from weft.fabric import HostFabric
     from weft.machine import Machine
     from weft.nn import compile, symm_mem_compat
@@ -134,7 +135,6 @@ __all__ = [
     "embedding_all_to_all",
     "explain",
     "gather",
-    "loom",
     "matmul_all_reduce",
     "matmul_all_to_all",
     "matmul_reduce_scatter",

@@ -1,4 +1,4 @@
-"""`weft loom check`: a user's script on several ranks, what is reported and with which exit code."""
+"""`weft loom check`: a user's script on several ranks, what is reported, and the exit code."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ dist.barrier()
 dist.destroy_process_group()
 """
 
-# Each rank waits on one stream for a word that the other rank posts on another stream, issued later.
+# Each rank waits on one stream for a word that the other posts on another stream, issued later.
 CROSSED = """
 import torch, torch.distributed as dist
 import torch.distributed._symmetric_memory as symm

@@ -13,13 +13,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from torch.utils import backend_registration as backend
 
 from weft.errors import Error, Unsupported
 from weft.loom import device as _device
 from weft.loom import host_order, origin
 from weft.loom.build import Report, why_not
 from weft.loom.build import library as _build
-from weft.loom.detector import Finding, find
+from weft.loom.deadlock import Finding
+from weft.loom.detector import find
 from weft.loom.library import is_loaded, loaded, open_library
 from weft.loom.read import timeline_of
 from weft.loom.session import Session
@@ -60,11 +62,11 @@ def load(report: Report | None = None, **given: object) -> None:
             settings.session.encode(),
         )
     )
-    torch.utils.rename_privateuse1_backend("loom")
-    torch._register_device_module("loom", _device)
+    backend.rename_privateuse1_backend("loom")
+    torch._register_device_module("loom", _device)  # type: ignore[no-untyped-call]
     library.calls.loom_register()
     library.calls.loom_register_symmetric()
-    torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
+    backend.generate_methods_for_privateuse1_backend(for_storage=True)
     _register_for_compile()
     _device.remember_process()
     if settings.check:

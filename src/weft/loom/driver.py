@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from weft.errors import Unsupported
-from weft.loom.library import loaded
+from weft.loom.library import handle, loaded
 
 AT_LEAST, EQUAL = 0, 1
 
@@ -47,7 +47,7 @@ class LoomDriver:
         width, rows, target_pitch, source_pitch = _pitched(target, source)
         library.check(
             library.calls.loom_copy(
-                stream.native_handle,
+                handle(stream),
                 target.data_ptr(),
                 target_pitch,
                 source.data_ptr(),
@@ -60,15 +60,15 @@ class LoomDriver:
     def post(self, word: int, value: int, stream: torch.Stream) -> None:
         """Writes a word of 32 bits, of this rank or a peer, after all before it on the stream."""
         library = loaded()
-        library.check(library.calls.loom_post(stream.native_handle, word, value, 4))
+        library.check(library.calls.loom_post(handle(stream), word, value, 4))
 
     def wait(self, word: int, value: int, stream: torch.Stream, compare: int = AT_LEAST) -> None:
         """Holds the stream until a word of 32 bits is at least (or equal to) a value."""
         library = loaded()
-        library.check(library.calls.loom_wait(stream.native_handle, word, value, 4, compare))
+        library.check(library.calls.loom_wait(handle(stream), word, value, 4, compare))
 
     def capturing(self, stream: torch.Stream) -> bool:
-        return bool(loaded().calls.loom_capturing(stream.native_handle))
+        return bool(loaded().calls.loom_capturing(handle(stream)))
 
     def facts(self) -> Facts:
         from weft.loom import settings
@@ -86,7 +86,7 @@ class LoomDriver:
     def sleep(self, seconds: float, stream: torch.Stream) -> None:
         """A kernel that takes its time, for tests of order."""
         library = loaded()
-        library.check(library.calls.loom_sleep(stream.native_handle, int(seconds * 1e9)))
+        library.check(library.calls.loom_sleep(handle(stream), int(seconds * 1e9)))
 
 
 def vendor_library() -> ctypes.CDLL:

@@ -66,9 +66,9 @@ def read(logs: Sequence[bytes]) -> list[Line]:
                 strings[values[1]] = values[2]
             elif kind in "orwpfq":
                 name, label, origin = (strings.get(n, "") for n in values[4:7])
-                lines.append(
-                    Line(rank, kind, *values[1:4], name, label, origin, values[7:])  # type: ignore[misc]
-                )
+                time, stream, host = values[1:4]
+                line = Line(rank, kind, time, stream, host, name, label, origin, values[7:])
+                lines.append(line)
             else:
                 lines.append(Line(rank, kind, values[1], -1, 0, "", "", "", values[2:]))
     lines.sort(key=lambda line: (line.time, _ORDER.get(line.kind, 4)))

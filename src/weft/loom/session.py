@@ -54,8 +54,10 @@ class Session:
         return f"/proc/{os.getpid()}/fd/{self._file}"
 
     def status(self, rank: int) -> Status:
-        values = _STATUS.unpack_from(self._memory, _HEADER.size + _STATUS.size * rank)
-        return Status(*values[:3], bool(values[3]), *values[4:])
+        place = _HEADER.size + _STATUS.size * rank
+        pid, blocked, running, exited, *numbers = _STATUS.unpack_from(self._memory, place)
+        progress, log_used, log_lost = numbers
+        return Status(pid, blocked, running, bool(exited), progress, log_used, log_lost)
 
     def log(self, rank: int) -> bytes:
         """What a rank has logged so far."""

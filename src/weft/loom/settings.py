@@ -83,6 +83,6 @@ def _parse(name: str, value: object) -> object:
     try:
         if kind == "bool":
             return value if isinstance(value, bool) else value not in ("", "0", "no", "off")
-        return {"int": int, "float": float, "str": str}[str(kind)](value)  # type: ignore[operator]
+        return {"int": int, "float": float, "str": str}[str(kind)](value)
     except ValueError:
         raise Unsupported(f"WEFT_LOOM_{name.upper()} must be a number, not {value!r}") from None
