@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 
-import pytest
+from typer.testing import CliRunner
 
 # ranks exchange a buffer: rank 0 writes it, rank 1 reads it and adds one.
 SCRIPT = """
@@ -60,19 +62,23 @@ torch.accelerator.synchronize()
 
 
 def check(tmp_path, code, *options, arguments=(), world=2):
+    """The exit code, what --json prints, and the script's path."""
     script = tmp_path / "script.py"
     script.write_text(code)
-    command = [sys.executable, "-m", "weft", "loom", "check", "--world", str(world), "--json"]
-    done = subprocess.run(
-        [*command, *options, str(script), *arguments], capture_output=True, text=True, timeout=120
-    )
-    assert done.stdout.startswith("{"), done.stderr
-    return done.returncode, json.loads(done.stdout), script
+    done = weft_command("check", "--world", str(world), "--json", *options, str(script), *arguments)
+    assert done.stdout.startswith("{"), done.output
+    return done.exit_code, json.loads(done.stdout), script
 
 
-@pytest.mark.parametrize("mode", ["late", "random"])
-def test_a_correct_script_gives_nothing(tmp_path, mode):
-    code, found, _ = check(tmp_path, SCRIPT, "--mode", mode, "--queues", "2")
+def weft_command(*arguments):
+    from weft.cli import _find_commands, app
+
+    _find_commands()
+    return CliRunner().invoke(app, ["loom", *arguments])
+
+
+def test_a_correct_script_gives_nothing(tmp_path):
+    code, found, _ = check(tmp_path, SCRIPT, "--queues", "2")
     assert (code, found["findings"], found["failed"]) == (0, [], "")
     assert found["ranks"] == [{"rank": 0, "exit": 0}, {"rank": 1, "exit": 0}]
 
@@ -100,7 +106,7 @@ def test_a_touch_by_the_host_names_its_line(tmp_path):
     assert code == 1
     touch = next(f for f in found["findings"] if f["kind"] == "touch")
     assert touch["ranks"] == [1]
-    assert touch["lines"] == [f"{script}:23"]
+    assert touch["lines"] == [f"{script}:22"]
 
 
 def test_a_deadlock_by_aliasing_is_found_on_one_queue_only(tmp_path):
@@ -112,21 +118,27 @@ def test_a_deadlock_by_aliasing_is_found_on_one_queue_only(tmp_path):
     assert found["findings"][0]["lines"] == [f"{script}:14", f"{script}:15"]
 
 
-def test_the_table_ends_with_a_verdict(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text("import torch\nprint(torch.ones(2, device='loom').sum().item())\n")
-    command = [sys.executable, "-m", "weft", "loom", "check", "--world", "1", str(script)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0
-    assert "2.0" in done.stdout
-    assert done.stdout.splitlines()[-1] == "Nothing was found on 1 rank."
+def test_the_command_ends_with_a_verdict_and_the_page_tells_the_truth(tmp_path):
+    """The script of docs/loom.md, as it is, and without its second wait."""
+    page = (Path(__file__).parents[2] / "docs" / "loom.md").read_text()
+    code = re.search(r"```py\n(# gather.py\n.*?)```", page, flags=re.S)[1]
+    script = tmp_path / "gather.py"
+    script.write_text(code)
+    command = [sys.executable, "-m", "weft", "loom", "check", "--world", "2", str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["0 0.0", "1 0.0", "Nothing was found on 2 ranks."]
+    join = "torch.accelerator.current_stream().wait_stream(copies)\n"
+    assert join in code
+    exit_code, found, _ = check(tmp_path, code.replace(join, ""))
+    assert exit_code == 1
+    assert {o["name"] for o in found["findings"][0]["operations"]} == {"mm", "copy"}
 
 
 def test_bad_input_is_one_sentence(tmp_path):
-    command = [sys.executable, "-m", "weft", "loom", "check", str(tmp_path / "no.py")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2
-    assert "there is no script" in done.stderr
-    command = [sys.executable, "-m", "weft", "loom", "check", "--mode", "lat", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert "did you mean late?" in done.stderr
+    done = weft_command("check", str(tmp_path / "no.py"))
+    assert "there is no script" in str(done.exception)
+    done = weft_command("check", "--mode", "lat", str(tmp_path))
+    assert "did you mean late?" in str(done.exception)
+    done = weft_command("check", "--queues", "3", str(tmp_path))
+    assert "1, 2 or 4" in str(done.exception)
