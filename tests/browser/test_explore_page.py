@@ -10,7 +10,7 @@ from chromium import NAMES, Chromium, find
 
 from weft.machine import load
 from weft.report.explore_page import write_explore_page
-from weft.study.explore import explore
+from weft.study.exploration import explore
 from weft.study.scenarios import Shape
 
 pytestmark = pytest.mark.skipif(
@@ -22,12 +22,6 @@ LAPTOP, PHONE = (1366, 900), (390, 844)
 
 HEAT_MAP = "document.querySelector('.plot')"
 PANEL = "document.querySelector('[data-panel]:not([hidden])')"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Chromium]:
-    with Chromium.start() as started:
-        yield started
 
 
 @pytest.fixture(scope="module")

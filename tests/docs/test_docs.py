@@ -17,7 +17,7 @@ PAGES = sorted(ROOT.glob("docs/**/*.md"))
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 
 SAYS = {
-    "woven.py": "adaptive@direct",
+    "overlapped.py": "adaptive@direct",
     "seen.py": "adaptive: waited",
     "trained.py": "torch.Size([64, 128]) torch.Size([64, 128]) torch.Size([128, 256])",
     "compiled.py": "left 1 as they were",
@@ -26,6 +26,8 @@ SAYS = {
     "collected.py": "announcement (up to 32 KiB travel with the announcement",
     "backend.py": "weft: [1.0, 1.0, 1.0] from rank 1",
     "beside.py": "dma {'dma': 128}",
+    "row_parallel.py": "1 in-kernel",
+    "which_path.py": "asked for adaptive@dma, ran adaptive@dma: asked for",
     "faults.py": "refused by rank 1: w has 16 rows, but x_shard has 12 columns",
 }
 """What rank 0 is to print, among other things."""
@@ -46,30 +48,31 @@ def blocks():
 BLOCKS = blocks()
 
 
-@pytest.fixture(scope="module")
-def two(pools):
-    """Two ranks for all blocks, which leave groups and settings behind."""
-    yield pools.fresh(2)
-    pools.close_fresh()
-
-
 @pytest.mark.parametrize("name", BLOCKS)
-def test_every_block_runs(two, name):
-    outputs = two.run(run_script, BLOCKS[name], name)
+def test_every_block_runs(ranks, name):
+    # Scripts leave groups and settings behind: they have ranks of their own.
+    outputs = ranks(2, WEFT_TESTS="docs").run(run_script, BLOCKS[name], name)
     assert SAYS.get(name, "") in outputs[0]
 
 
 def test_no_expectation_is_stale():
     assert set(SAYS) <= set(BLOCKS)
-    assert len(BLOCKS) >= 9
+    assert len(BLOCKS) >= 15
+
+
+def test_every_variable_is_documented():
+    sources = (path.read_text() for path in (ROOT / "src/weft").rglob("*.py"))
+    read = {name for text in sources for name in re.findall(r'"(WEFT_[A-Z_]+)"', text)}
+    page = (ROOT / "docs/how-to/environment.md").read_text()
+    assert read == set(re.findall(r"^\| `(WEFT_[A-Z_]+)` \|", page, re.MULTILINE))
 
 
 def test_the_reference_is_in_step():
-    spec = importlib.util.spec_from_file_location("reference", ROOT / "docs/make_reference.py")
+    spec = importlib.util.spec_from_file_location("reference", ROOT / "docs/generate/reference.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     written = (ROOT / "docs/reference.md").read_text()
-    assert written == module.render(), "run: python docs/make_reference.py"
+    assert written == module.render(), "run: python docs/generate/reference.py"
 
 
 @pytest.mark.parametrize("name", sorted(set(weft.__all__) - {"nn"}))

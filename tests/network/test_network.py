@@ -13,12 +13,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from network_ranks import DEADLINE
-from ranks import check_call, integers, product, shard_of
+from ranks import check_call, integers, product, shard_of, tell
 
 import weft
 from weft import fabric
 from weft.errors import Mismatch, PeerLost, Timeout, Unsupported
-from weft.study.hosts import INTERFACE, Wire
+from weft.measure.hosts import INTERFACE, Wire
 
 IN_TIME = DEADLINE + 8
 MB = 1e6
@@ -26,7 +26,7 @@ MB = 1e6
 
 def _which():
     made = fabric.of()
-    return type(made).__name__, made.members
+    return made.can.name, made.reach.members
 
 
 def _results(schedules):
@@ -47,7 +47,7 @@ def test_hosts_are_told_apart_and_results_are_right(on_hosts, count, world):
     found = pool.run(_which)
     mates = world // count
     for rank, (name, members) in enumerate(found):
-        assert name == "GroupFabric"
+        assert name == "group"
         assert members == list(range(rank - rank % mates, rank - rank % mates + mates))
     pool.run(_results, SCHEDULES)
 
@@ -61,6 +61,7 @@ def test_one_percent_of_packets_is_lost(on_hosts):
 def _long_call():
     """A call that takes a second or two on a slow link."""
     x = torch.ones(2000, 1000)
+    tell("calling")
     weft.all_gather_matmul(x, torch.ones(1000, 4), schedule="adaptive@dma")
 
 
@@ -84,7 +85,8 @@ def test_a_host_is_killed(on_hosts):
     _, pool = on_hosts(3, 3, Wire(rate=10 * MB))
     pool.run(check_call, 8, 4, 4)
     job = pool.start(_long_call)
-    time.sleep(0.5)
+    job.hear("calling")
+    time.sleep(0.3)
     moment = pool.kill(2)
     outcomes = job.outcomes(within=30)
     for rank in (0, 1):
@@ -95,10 +97,11 @@ def test_a_host_is_killed(on_hosts):
 
 
 def test_a_link_goes_down(on_hosts):
-    hosts, pool = on_hosts(3, 3, Wire(rate=10 * MB))
+    hosts, pool = on_hosts(3, 3, Wire(rate=10 * MB), WEFT_DEADLINE="3")
     pool.run(check_call, 8, 4, 4)
     job = pool.start(_long_call)
-    time.sleep(0.5)
+    job.hear("calling")
+    time.sleep(0.3)
     hosts.unplug(2)
     moment = time.monotonic()
     for rank, outcome in enumerate(job.outcomes(within=40)):
@@ -125,7 +128,7 @@ def test_ranks_that_disagree_all_hear_it_and_go_on(on_hosts):
     pool.run(check_call, 67, 5, 7)
     for function, said in (
         (_direct, "adaptive@dma"),
-        (_in_kernel, "fused"),
+        (_in_kernel, "in-kernel"),
         (_collective, "several machines"),
         (_tuned, "one machine"),
     ):
@@ -149,7 +152,7 @@ def _tuned():
 
 
 def _in_kernel():
-    weft.all_gather_matmul(torch.ones(4, 3), torch.ones(3, 2), schedule="fused")
+    weft.all_gather_matmul(torch.ones(4, 3), torch.ones(3, 2), schedule="in-kernel")
 
 
 def _direct():
@@ -165,20 +168,21 @@ def _mixed():
 
 
 def _old():
-    from weft.fabric import _native, meeting
+    from weft.fabric import _native, rendezvous
 
     class Old:
         VERSION = "0.0.1"
 
-    meeting._native = Old if dist.get_rank() else _native
+    rendezvous._native = Old if dist.get_rank() else _native
     try:
         check_call(8, 4, 4)
     finally:
-        meeting._native = _native
+        rendezvous._native = _native
 
 
 def _no_path():
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    os.environ["WEFT_DEADLINE"] = "1"  # which this takes
     check_call(8, 4, 4)
 
 
@@ -201,7 +205,7 @@ import torch, torch.distributed as dist, weft
 dist.init_process_group("gloo")
 y = weft.all_gather_matmul(torch.ones(50, 8), torch.ones(8, 3))
 assert torch.equal(y, torch.full((200, 3), 8.0))
-print(f"{type(weft.fabric.of()).__name__} {dist.get_rank()}")  # one word, for ranks share the pipe
+print(f"{weft.fabric.of().can.name} {dist.get_rank()}")  # one word, for ranks share the pipe
 dist.destroy_process_group()
 """
 
@@ -233,7 +237,7 @@ def test_torchrun(on_hosts, tmp_path):
             process.kill()
     assert [process.returncode for process in processes] == [0, 0]
     # Lines of two ranks may come as one.
-    assert [sorted(re.findall(r"GroupFabric (\d)", text)) for text in said] == [
+    assert [sorted(re.findall(r"group (\d)", text)) for text in said] == [
         ["0", "1"],
         ["2", "3"],
     ]

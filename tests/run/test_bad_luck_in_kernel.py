@@ -7,6 +7,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+from ranks import tell
 
 import weft
 from weft import PeerLost
@@ -28,7 +29,7 @@ def few_rows() -> torch.Tensor:
 def many_rows() -> torch.Tensor:
     each = [20] * dist.get_world_size()
     x, w = torch.ones(sum(each), 8), torch.ones(8, 64)
-    return weft.matmul_all_to_all(x, w, each, each, schedule="fused:4")
+    return weft.matmul_all_to_all(x, w, each, each, schedule="in-kernel:4")
 
 
 def endless(call, link: str) -> None:
@@ -37,6 +38,7 @@ def endless(call, link: str) -> None:
         call()
     weft.configure(link=link)
     until = time.monotonic() + 20
+    tell("calling")
     while time.monotonic() < until:
         call()
 
@@ -46,7 +48,8 @@ def endless(call, link: str) -> None:
 def test_a_rank_is_killed(fresh_ranks, call, link):
     pool = fresh_ranks(3)
     job = pool.start(endless, call, link)
-    time.sleep(1.0)
+    job.hear("calling")
+    time.sleep(0.3)
     killed = pool.kill(1)
     outcomes = job.outcomes(within=30)
     for rank in (0, 2):

@@ -9,7 +9,7 @@ import pytest
 from weft.machine import load
 from weft.plan.tasks import Matmul
 from weft.simulate import run
-from weft.study.characterize import (
+from weft.study.characterization import (
     CUTS,
     DRIVERS,
     Characterization,

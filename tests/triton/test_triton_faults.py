@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from datetime import timedelta
 
 import pytest
 import torch
@@ -99,11 +100,11 @@ def stuck(what):
     op(x, w)
     if what == "sleep":
         weft.configure(deadline=1)
-    inner = interpreter_builder.set_grid_idx
+    inner, store = interpreter_builder.set_grid_idx, dist.distributed_c10d._get_default_store()
 
     def stop(*place):
         if place[0] == 1:
-            os._exit(1) if what == "die" else time.sleep(2.5)
+            os._exit(1) if what == "die" else store.wait(["heard"], timedelta(seconds=30))
         inner(*place)
 
     if dist.get_rank() == 1:
@@ -117,6 +118,7 @@ def stuck(what):
             op(x, w)
         except weft.Error as second:
             again = str(second)
+        store.set("heard", "")
         return type(error).__name__, str(error), time.monotonic() - began, again
     return "", "", time.monotonic() - began, ""
 

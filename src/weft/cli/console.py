@@ -1,4 +1,4 @@
-"""What all commands share: output, progress, JSON, and common options."""
+"""Shared by all commands: output, progress, JSON, and common options."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from weft.dtype import ON_HOST
 from weft.errors import Unsupported, nearest
 from weft.fabric.link import TOPOLOGIES, Topology
-from weft.operation import ITEM_BYTES
+from weft.measure.launch import Report
 from weft.schedule import Schedule
-from weft.study.launch import Report
 
 WIDTH = 100
 
@@ -28,12 +28,12 @@ World = Annotated[int, typer.Option(help="Number of ranks.", min=1, max=64)]
 Rows = Annotated[int, typer.Option("--m", help="M: rows of the gathered X.", min=0)]
 Columns = Annotated[int, typer.Option("--n", help="N: columns of W on every rank.", min=0)]
 Inner = Annotated[int, typer.Option("--k", help="K: columns of X, rows of W.", min=0)]
-Dtype = Annotated[str, typer.Option(help=f"One of {', '.join(list(ITEM_BYTES)[:4])}.")]
+Dtype = Annotated[str, typer.Option(help=f"One of {', '.join(ON_HOST)}.")]
 TopologyName = Annotated[str, typer.Option(help=f"One of {', '.join(TOPOLOGIES)}.")]
 
 
 def fail(message: str, *, json: bool = False, code: int = 2) -> NoReturn:
-    """Ends the program with one sentence."""
+    """Prints an error and exits."""
     if json:
         print(json_module.dumps({"error": message}))
     _errors.print(f"weft: {message}", markup=False, style="red", soft_wrap=True)
@@ -46,7 +46,7 @@ def print_json(value: Any) -> None:
 
 @contextmanager
 def progress(title: str, quiet: bool = False) -> Iterator[Report]:
-    """A progress bar on the terminal's error stream; silent where there is no terminal."""
+    """A progress bar on stderr; silent if stderr is not a terminal."""
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     hidden = quiet or not sys.stderr.isatty()
     with Progress(*columns, console=_errors, transient=True, disable=hidden) as bar:
@@ -68,10 +68,9 @@ def topology_of(name: str) -> Topology:
 
 
 def dtype_of(name: str) -> str:
-    known = list(ITEM_BYTES)[:4]
-    if name not in known:
+    if name not in ON_HOST:
         raise Unsupported(
-            f"there is no dtype {name!r}{nearest(name, known)} here; use one of {known}"
+            f"there is no dtype {name!r}{nearest(name, ON_HOST)} here; use one of {list(ON_HOST)}"
         )
     return name
 

@@ -1,5 +1,5 @@
-"""The questions of `weft explore` about clusters: collectives by algorithm, schedules of an
-operation over several nodes, and training steps on ever more of them."""
+"""`weft explore` on clusters: collectives by algorithm, schedules of an operation over several
+nodes, and the scaling of training steps."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from typing import Any
 from weft.cli.console import console, print_json, progress
 from weft.errors import Unsupported
 from weft.machine import Cluster, load_cluster
+from weft.models.workloads import load_workload
 from weft.report.cells import Cell
 from weft.report.files import check_target
+from weft.report.perfetto import write_trace
 from weft.report.scaling_page import (
     HEADERS,
     nodes_text,
@@ -21,14 +23,12 @@ from weft.report.scaling_page import (
     write_scaling_page,
 )
 from weft.report.terminal import table
-from weft.report.trace import write_trace
-from weft.report.units import duration
+from weft.report.units import byte_size, duration
 from weft.schedule import Schedule
 from weft.simulate.cluster import Answer, ask
 from weft.study.cluster_plans import explore_plans
 from weft.study.scaling import SCALINGS, Scaling, scale
 from weft.study.scenarios import Shape
-from weft.study.workloads import load_workload
 
 _UNITS = {
     **{"": 1, "B": 1, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9},
@@ -51,7 +51,7 @@ def sizes_of(text: str) -> list[float]:
 
 
 def nodes_of(text: str | None, cluster: Cluster) -> list[int]:
-    """`1..128` is every power of two times the first, and the last; `1,3,5` is just those."""
+    """Parses `1..128` (doubling from the first to the last) or `1,3,5` (exactly these)."""
     if text is None:
         return [cluster.nodes]
     found: list[int] = []
@@ -83,7 +83,7 @@ def explore_collective(
     json: bool,
     trace: Path | None,
 ) -> None:
-    """How long a collective takes over all devices, by which algorithm, beside the bound."""
+    """The time of a collective over all devices per algorithm, and its lower bound."""
     cluster = load_cluster(machine)
     asked = [(n, total) for n in nodes_of(nodes, cluster) for total in sizes_of(size)]
     if trace is not None:
@@ -110,7 +110,7 @@ def explore_collective(
                 [
                     answer.cluster.nodes,
                     answer.cluster.world,
-                    _bytes(answer.total),
+                    byte_size(answer.total),
                     answer.algorithm,
                     answer.chunks,
                     duration(answer.seconds),
@@ -130,6 +130,7 @@ def explore_collective(
         f"{some[0].slowest} ({nodes_text(some[0].cluster.nodes)})" for some in answers
     )
     console.print(f"The bound is set by {', '.join(limits)}.")
+    console.print(_verdict(answers))
     if trace is not None:
         console.print(f"trace: {trace} (open it at ui.perfetto.dev)")
 
@@ -178,7 +179,7 @@ def explore_workload(
     html: Path | None,
     trace: Path | None,
 ) -> None:
-    """A training step on ever more nodes, plain against fused."""
+    """The scaling of a training step over nodes, plain and fused."""
     found = load_workload(workload, model)
     cluster = load_cluster(machine)
     if scaling not in (*SCALINGS, "both"):
@@ -206,17 +207,26 @@ def explore_workload(
 
 
 def show_scaling(result: Scaling) -> None:
-    """A table for weak and one for strong scaling."""
+    """Prints one table for weak scaling and one for strong scaling."""
     for scaling in SCALINGS:
         points = result.of(scaling)
         if points:
-            title = f"{scaling} scaling: {points[-1].said}"
+            title = f"{scaling} scaling: {points[-1].description}"
             if scaling == "strong":
                 title += f" on {nodes_text(points[-1].nodes)}"
             drawn = table(HEADERS, rows_of(points), title=title, width=console.width)
             console.print(drawn)
     console.print(summary_of(result))
     console.print(f"Sizes and every assumption: {result.workload.path}", soft_wrap=True)
+
+
+def _verdict(answers: list[list[Answer]]) -> str:
+    """The fastest algorithm on the most nodes, at the largest size there."""
+    best = answers[-1][0]
+    return (
+        f"Fastest for {byte_size(best.total)} on {nodes_text(best.cluster.nodes)}: "
+        f"{best.algorithm}, {duration(best.seconds)}, {best.over_bound:.2f}x the bound."
+    )
 
 
 def _json(answers: list[list[Answer]]) -> list[dict[str, Any]]:
@@ -231,10 +241,3 @@ def _json(answers: list[list[Answer]]) -> list[dict[str, Any]]:
         }
         for some in answers
     ]
-
-
-def _bytes(total: float) -> str:
-    for unit in ("GiB", "MiB", "KiB"):
-        if total >= _UNITS[unit]:
-            return f"{total / _UNITS[unit]:g} {unit}"
-    return f"{total:g} B"

@@ -1,9 +1,9 @@
-"""How plans are made where some ranks are on other machines.
+"""Makes plans for ranks on several machines.
 
-Where machines have several ranks, what they share crosses the network once (`two_level_*`); other
-plans are flat, and treat all peers alike. `adaptive` without a depth is not cut at all where there
-are too few rows to make two GEMMs of: each would read all of w. Nor is it cut as fine as inside a
-machine where rows are gathered, for a chunk is a message that threads of both sides must handle.
+If machines have several ranks, data that these share crosses the network once (`two_level_*`). All
+other plans are flat: they treat all peers equally. When rows are gathered, `adaptive` without a
+depth uses fewer chunks than inside a machine, because a chunk is a message that threads on both
+sides must handle.
 """
 
 from __future__ import annotations
@@ -19,22 +19,18 @@ from weft.plan.builder import refuse_impossible
 from weft.plan.gathering import default_depth
 from weft.plan.matmul_reduce_scatter import MatmulReduceScatter
 from weft.plan.nodes import Nodes
-from weft.plan.tasks import Matmul, Plan, Plannable
+from weft.plan.tasks import Plan, Plannable
 from weft.schedule import Schedule
 
-FEW_ROWS = 128
-"""Below so many rows to multiply on a rank, `adaptive` without a depth is serial."""
-
 MOST_CHUNKS = 8
-"""Into so many chunks `adaptive` without a depth cuts a shard at most. On one core that computes as
-well, a call of 2048 x 1024 x 2048 took 191 ms of processor time with 32 chunks, 153 with 16, 130
-with 8 and 134 with 4."""
-
-_SERIAL = Schedule.parse("serial")
+"""The most chunks per shard of `adaptive` without a depth. On a core that also computes, a call of
+2048 x 1024 x 2048 took 191 ms of processor time with 32 chunks, 153 ms with 16, 130 ms with 8, and
+134 ms with 4."""
 
 
 def lower(operation: Plannable, schedule: Schedule, nodes: Sequence[int], levels: int = 2) -> Plan:
-    """The plan of an operation whose rank r is on the machine nodes[r], on up to so many levels."""
+    """The plan of an operation whose rank r is on the machine nodes[r]. levels: 1 for flat plans
+    only, 2 to allow two-level plans."""
     if schedule.fusion == "kernel":
         raise Unsupported(
             f"{schedule} cannot be run between machines: its kernel stores into the memory of "
@@ -45,15 +41,13 @@ def lower(operation: Plannable, schedule: Schedule, nodes: Sequence[int], levels
             f"{schedule} cannot be run between machines: direct reads a peer's memory in place, "
             f"and a network has none to read; use {schedule.with_engine('dma')}"
         )
-    if schedule.fusion == "adaptive" and schedule.depth is None:
-        if _rows(operation) < FEW_ROWS:
-            schedule = _SERIAL
-        elif isinstance(operation, AllGatherMatmul | AllToAllMatmul):
-            schedule = replace(schedule, depth=min(MOST_CHUNKS, default_depth(operation, schedule)))
+    open_depth = schedule.fusion == "adaptive" and schedule.depth is None
+    if open_depth and isinstance(operation, AllGatherMatmul | AllToAllMatmul):
+        schedule = replace(schedule, depth=min(MOST_CHUNKS, default_depth(operation, schedule)))
     placed = Nodes(tuple(nodes))
     if min(placed.levels, levels) == 2:
         refuse_impossible(schedule)
-        # Operations that only look like these (all-reduce is one that sums) have flat plans.
+        # Subclasses (all-reduce is one of reduce-scatter) have flat plans.
         if type(operation) is AllGatherMatmul and two_level_gathering.possible(schedule):
             return two_level_gathering.lower(operation, schedule, placed)
         if type(operation) is MatmulReduceScatter and two_level_scattering.possible(
@@ -61,9 +55,3 @@ def lower(operation: Plannable, schedule: Schedule, nodes: Sequence[int], levels
         ):
             return two_level_scattering.lower(operation, schedule, placed)
     return operation.lower(schedule)
-
-
-def _rows(operation: Plannable) -> int:
-    """The rows that the rank with most of them multiplies."""
-    tasks = operation.lower(_SERIAL).tasks
-    return max((task.c.rows for task in tasks if isinstance(task, Matmul)), default=0)

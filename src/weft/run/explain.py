@@ -1,33 +1,39 @@
-"""What happened in the last call, in words: which schedule ran, why, and what moved the bytes."""
+"""Explains the last call: which schedule ran, the reason, and what moved the bytes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from weft.run import call
+from weft.run.session import Finished, last_finished
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """The last call of this process. `percent_of_ideal` needs recording: the ideal is the longer
-    of the rank's compute and communication, as they were busy in this very call; 100 is reached
-    when the call took no longer than that."""
+    """The last call of this process.
+
+    `percent_of_ideal` needs recording. The ideal is the longer of the times in which this rank
+    computed and communicated in this call; 100 means that the call took no longer than that.
+    """
 
     operation: str
     schedule: str
+    """The schedule that ran."""
     why: str
     seconds: float
     bytes_by_engine: dict[str, int]
     num_tasks: int
     workspace_bytes: int
     percent_of_ideal: float | None
+    asked: str = ""
+    """The schedule as the caller gave it; "auto" if it was chosen."""
+    fabric: str = ""
 
     def __str__(self) -> str:
         moved = ", ".join(f"{n / 1e6:.2f} MB by {e}" for e, n in self.bytes_by_engine.items())
         lines = [
             f"{self.operation}",
-            f"  schedule   {self.schedule} ({self.why})",
+            f"  schedule   {self.schedule} ({self._reason()})",
+            *([f"  fabric     {self.fabric}"] if self.fabric not in ("", "host") else []),
             f"  took       {self.seconds * 1e3:.3f} ms in {self.num_tasks} tasks of this rank",
             f"  moved      {moved or 'nothing'}",
             f"  workspace  {self.workspace_bytes / 1e6:.2f} MB",
@@ -38,22 +44,22 @@ class Explanation:
             lines.append(f"  of ideal   {self.percent_of_ideal:.0f} %")
         return "\n".join(lines)
 
-
-others: list[Callable[[], tuple[float, Explanation] | None]] = []
-"""Calls that are no plans: each source gives the moment at which its last one ended, by
-`time.perf_counter`, and what is to be said of it."""
-
-
-def explain() -> Explanation | None:
-    """Explains the last weft call of this process, an operator's or a collective's; None if there
-    was none."""
-    found = [given for other in others if (given := other()) is not None]
-    if call.last is not None:
-        found.append((call.last.ended, _of_plan(call.last)))
-    return max(found, key=lambda given: given[0])[1] if found else None
+    def _reason(self) -> str:
+        """The reason for the schedule that ran, and the schedule that was asked for if it
+        differs."""
+        if self.asked in ("", self.schedule) or self.asked in self.why:
+            return self.why
+        return f"asked for {self.asked}; {self.why}"
 
 
-def _of_plan(done: call.Finished) -> Explanation:
+def explain_plan() -> tuple[float, Explanation] | None:
+    """The last operator call of this process, with the moment at which it ended (by
+    `time.perf_counter`); None if there was none."""
+    last = last_finished()
+    return None if last is None else (last.ended, _of_plan(last))
+
+
+def _of_plan(done: Finished) -> Explanation:
     percent = None
     if done.timeline.spans:
         compute = done.timeline.compute_seconds(done.rank)
@@ -68,4 +74,6 @@ def _of_plan(done: call.Finished) -> Explanation:
         num_tasks=sum(task.rank == done.rank for task in done.plan.tasks),
         workspace_bytes=done.plan.workspace[done.rank],
         percent_of_ideal=percent,
+        asked=done.asked,
+        fabric=done.fabric,
     )

@@ -1,4 +1,4 @@
-"""What the rule asks of an operation: what it does first, and a few sizes of its busiest rank."""
+"""The sizes of an operation for the rule: its form, and a few sizes of its busiest rank."""
 
 from __future__ import annotations
 
@@ -11,14 +11,18 @@ from weft.plan.gather_contract import DEPTH, GatherContract
 from weft.schedule import Schedule
 
 GATHER, CONTRACT, SEND, SUM, SUM_EVERYWHERE = range(5)
-"""As native/rule.cpp has them."""
+"""The same numbers as in native/rule.cpp."""
 
 _ADAPTIVE = Schedule.parse("adaptive@dma")
 
 
+class NoRule(Unsupported):
+    """The rule does not know an operation, e.g. one that was added from outside."""
+
+
 class Sizes(NamedTuple):
-    """`m` rows in all, `rows` from or to one peer. `cuts`: the chunks that fixed schedules, those
-    that leave rows in place, and adaptive make of the latter where a name leaves it open."""
+    """`m` rows in all, `rows` from or to one peer. `cuts`: the default number of chunks of these
+    rows for fixed schedules, for schedules in place, and for adaptive."""
 
     form: int
     world: int
@@ -55,4 +59,4 @@ def sizes_of(operation: Any) -> Sizes:
         m, rows = max(map(sum, made)), max(map(max, made))
         columns, k = (operation.n,), max(operation.inner)
         return Sizes(form, world, m, rows, columns, k, dtype, (world, world, cut))
-    raise Unsupported(f"there is no rule for {operation.name}; name a schedule")
+    raise NoRule(f"there is no rule for {operation.name}; name a schedule")

@@ -1,20 +1,21 @@
-"""Who moves chunks while a kernel computes: native engines on the host, copy streams on a GPU.
+"""Copy engines for kernels: native threads on the host, copy streams on a GPU.
 
 An engine pulls chunks from its peer in order, and after each one sets the chunk's counter to the
-call's epoch. Engines wait for their peers to have entered the call, and for nothing else: never for
-a kernel.
+epoch of the call. Engines only wait until their peers have entered the call, never for a kernel.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 
 from weft.errors import Unsupported
-from weft.fabric import _native
-from weft.fabric.outcomes import AGAIN, OK
+from weft.fabric.host import chunk_engines
+from weft.fabric.host.chunk_engines import ChunkEngines
+from weft.fabric.host.process_call import ProcessCall
+from weft.fabric.processes import ProcessFabric
 from weft.triton.space import Host, HostVisit, Region, Space, SymmetricMemory, aligned
 
 Chunk = tuple[int, int, int, int]
@@ -27,7 +28,7 @@ class Engines(Protocol):
     counter_stride: int
 
     def symmetric_bytes(self, rows: int, columns: int, dtype: torch.dtype) -> int:
-        """Symmetric memory that a shard of at most so many rows takes."""
+        """The symmetric memory of a shard of at most `rows` rows, in bytes."""
 
     def prepare(
         self,
@@ -37,17 +38,18 @@ class Engines(Protocol):
         firsts: Sequence[int],
         chunks: Sequence[Chunk],
     ) -> None:
-        """Queues are made once: these chunks, into `gathered`, at every call."""
+        """Sets the chunks that every call copies into `gathered`."""
 
     def start(self, visit: Any, shard: torch.Tensor, number: int) -> int:
-        """Starts all copies of a call; gives the epoch that counters will show."""
+        """Starts all copies of a call; returns the value that their counters will have."""
 
     def end(self, sound: bool) -> None:
-        """Waits until no engine touches a buffer; stops them first if the call is not sound."""
+        """Waits until no engine touches a buffer. Stops them first if the call has failed (not
+        `sound`)."""
 
 
 def engines_of(space: Space) -> Engines:
-    """The engines that a space has."""
+    """The engines of a space."""
     if isinstance(space, Host):
         return HostEngines(space)
     if isinstance(space, SymmetricMemory):
@@ -58,15 +60,14 @@ def engines_of(space: Space) -> Engines:
 
 
 class HostEngines:
-    """Native threads, one per peer. Counters are the fabric's, and epochs its calls."""
-
-    counter_stride = 2  # a counter is followed by the number of its sleepers
+    """Native threads, one per peer. The counters are those of the fabric, and epochs are the
+    numbers of its calls."""
 
     def __init__(self, space: Host) -> None:
-        self.fabric = space.fabric
-        self.counters = torch.from_numpy(self.fabric.native.counters())
-        self._program: _native.Program | None = None
-        self._running: _native.Call | None = None
+        self._engines = ChunkEngines(cast(ProcessFabric, space.fabric))
+        self._rank = space.rank
+        self.counters = self._engines.counters
+        self.counter_stride = self._engines.counter_stride
 
     def symmetric_bytes(self, rows: int, columns: int, dtype: torch.dtype) -> int:
         return 0  # the fabric stages what is not in its heap
@@ -79,51 +80,28 @@ class HostEngines:
         firsts: Sequence[int],
         chunks: Sequence[Chunk],
     ) -> None:
-        me, pitch = self.fabric.rank, gathered.shape[1] * gathered.dtype.itemsize
-        self._gathered = gathered
-        if len(chunks) and max(chunk[3] for chunk in chunks) >= _native.MAX_COUNTERS:
-            raise Unsupported(f"more than {_native.MAX_COUNTERS} chunks; use a smaller depth")
-        program, empty = _native.Program(), True
-        for first, count, rank, counter in chunks:
-            if rank == me or count == 0 or pitch == 0:
-                continue
-            source = (rank, 0, (first - firsts[rank]) * pitch, pitch)
-            target = (me, 0, first * pitch, pitch)
-            program.add(rank, counter, False, source, target, count, pitch, [], counter, [])
-            empty = False
-        self._program = None if empty else program
+        row = gathered.shape[1] * gathered.dtype.itemsize
+        pulled = [
+            chunk_engines.Chunk(
+                rank, (first - firsts[rank]) * row, first * row, count * row, counter
+            )
+            for first, count, rank, counter in chunks
+            if rank != self._rank and count and row
+        ]
+        self._engines.prepare(gathered, pulled)
 
     def start(self, visit: HostVisit, shard: torch.Tensor, number: int) -> int:
-        if self._program is not None:
-            signatures = [proposal.signature for proposal in visit.proposals]
-            self._running = self.fabric.native.launch(
-                self._program,
-                visit.call,
-                self.fabric.deadline_ns(),
-                [self._gathered.data_ptr()],
-                signatures,
-                False,
-            )
-        return visit.call
+        signatures = [proposal.signature for proposal in visit.proposals]
+        return self._engines.start(cast(ProcessCall, visit.call), signatures)
 
     def end(self, sound: bool) -> None:
-        running, self._running = self._running, None
-        if running is None:
-            return
-        native = self.fabric.native
-        if not sound:
-            native.cancel(running)
-        outcome = native.finish(running)
-        while outcome[0] == AGAIN:
-            outcome = native.finish(running)
-        if sound and outcome[0] != OK:
-            raise self.fabric.failure(outcome, "triton.all_gather_gemm", "chunks of x")
+        self._engines.end(sound, "triton.all_gather_gemm")
 
 
 class CopyStreams:
-    """One stream per peer, which the driver gives to a copy engine. The counter is set by a copy as
-    well: of the epoch that the peer keeps beside its shard, pulled after the chunk, so that it
-    takes the same way and needs no compute unit."""
+    """One stream per peer, which the driver assigns to a copy engine. The counter is set by a copy
+    as well: the peer keeps the epoch beside its shard, and the engine pulls it after the chunk. So
+    it takes the same path as the chunk and needs no compute unit."""
 
     counter_stride = 1
 
@@ -160,7 +138,7 @@ class CopyStreams:
         self._stages[turn][: len(shard)].copy_(shard)
         self._epochs[turn].fill_(number)
         current = torch.cuda.current_stream(self.space.device)
-        # Every shard is staged, and what the call before last left in this turn's stage is read.
+        # After the barrier, every shard is staged, and no rank still reads an older one.
         self.space.handle.barrier()
         for first, count, rank, counter in self._chunks:
             stream = self._streams[rank]

@@ -1,9 +1,9 @@
-"""One source, two lives: a `kernel` is compiled for GPUs and interpreted on the host.
+"""A `kernel` is compiled for GPUs and interpreted on the host, from one source.
 
-Triton decides at decoration, by TRITON_INTERPRET, whether a function can be compiled or be
-interpreted, and never both. A `Kernel` is a JITFunction, which the compiler reads, that also knows
-its interpreted twin: `kernel[grid](...)` compiles and launches, `kernel.interpreted[grid](...)`
-runs the same source here, on CPU tensors and on memory that other processes share.
+Triton decides at decoration, by TRITON_INTERPRET, whether a function is compiled or interpreted. A
+`Kernel` is a JITFunction for the compiler that also has an interpreted version:
+`kernel[grid](...)` compiles and launches, `kernel.interpreted[grid](...)` runs the same source in
+this process, on CPU tensors and on memory that other processes share.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class Kernel(JITFunction):  # type: ignore[misc] # Triton comes without types
         self.interpreted = InterpretedFunction(function)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        # The compiler inlines the source of a device function and never calls it: whoever calls
-        # is interpreted code, and has replaced the words of the language already.
+        # The compiler inlines the source of a device function and never calls it. So the caller is
+        # interpreted code, which has already replaced the functions of the language.
         return self.interpreted.rewrite()(*arguments, **named)
 
 

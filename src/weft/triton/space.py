@@ -1,4 +1,4 @@
-"""Where kernels meet their peers: memory with the same layout on every rank, and a table of bases.
+"""Symmetric memory for kernels: the same layout on every rank, and a table of bases.
 
 `Host` is weft's heap, shared by the processes of one machine; kernels on it are interpreted.
 `Pointers` is any memory whose bases are known, and `symmetric_memory` makes one from torch's.
@@ -18,20 +18,21 @@ import torch.distributed as dist
 
 from weft import fabric
 from weft.errors import Error, Mismatch, Timeout, Unsupported
-from weft.fabric import HostFabric
-from weft.fabric.outcomes import AGAIN, OK, TIMEOUT
-from weft.run.proposal import Items, Proposal, check_same
+from weft.fabric import Fabric
+from weft.fabric.interface import NOTHING_EXPOSED, Call, Exposed
+from weft.fabric.outcomes import TIMEOUT
+from weft.fabric.proposal import Items, Proposal, check_same
 
 ALIGNMENT = 256
-"""Bytes to which regions and the parts of a region are aligned; `peer` promises 16 of it."""
+"""Bytes to which regions and their parts are aligned; `peer` relies on 16."""
 
 Exchange = Callable[[str], Sequence[str]]
-"""Gives every rank what all ranks said, in the order of ranks."""
+"""Returns the texts of all ranks, in the order of ranks. All ranks call it together."""
 
 
 @dataclass
 class Region:
-    """A block that every rank has at its own base. `carve` gives this rank's tensors in it; ranks
+    """A block that every rank has at its own base. `carve` returns this rank's tensors in it. Ranks
     that carve the same shapes in the same order get the same layout."""
 
     memory: torch.Tensor
@@ -51,10 +52,10 @@ def aligned(size: int) -> int:
 
 
 class Visit(Protocol):
-    """A call under way: how long its waits may last, and what became of them."""
+    """A running call: whether its waits may continue, and the error if one gave up."""
 
     def go_on(self) -> bool:
-        """Whether an interpreted wait may look again."""
+        """Whether an interpreted wait may continue."""
 
     def failure(self, doing: str, waiting_for: str) -> Error:
         """The error for a wait that gave up."""
@@ -71,38 +72,40 @@ class Space(Protocol):
     def allocate(
         self, operation: str, size: int, same: Items, own: Items
     ) -> tuple[Region, list[Proposal]]:
-        """A zeroed region on every rank, made by all ranks together, and what each proposed."""
+        """A zeroed region on every rank, and the proposals of all ranks, which call this
+        together."""
 
-    def say(self, operation: str, same: Items, own: Items, error: Error | None) -> list[Proposal]:
-        """What all ranks say; raises on all of them if one refuses."""
+    def compare(
+        self, operation: str, same: Items, own: Items, error: Error | None
+    ) -> list[Proposal]:
+        """The proposals of all ranks. Raises on all of them if one has an error or they differ."""
 
     def visit(
         self, operation: str, same: Items, error: Error | None, share: torch.Tensor | None
     ) -> AbstractContextManager[Visit]:
-        """A context for one call of an operation; raises on all ranks, where they can tell, that
-        one refuses or means another call. share: what peers may read in this call."""
+        """A context for one call of an operation. Raises if a rank has an error or makes another
+        call; on all ranks, if the space can inform them. share: memory that peers may read."""
 
     def look(self, operation: str) -> AbstractContextManager[Visit]:
-        """A context for looking at what became of calls before."""
+        """A context in which the status of earlier calls is checked."""
 
     def least(self, number: int) -> int:
-        """The least of what all ranks say."""
+        """The least number of all ranks."""
 
 
 class Host:
-    """weft's shared heap of a group on one machine. Ranks compare what they mean at every call, as
-    all of weft's operators do, and a peer that dies is named."""
+    """weft's shared heap of a group on one machine. Ranks compare their proposals at every call, as
+    in all of weft's operators, and an error names a peer that died."""
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
-        self.fabric: HostFabric = fabric.of(group)
-        if self.fabric.network:
+        self.fabric: Fabric = fabric.of(group)
+        if not self.fabric.can.in_kernel:
             raise Unsupported(
                 "weft.triton's kernels on CPUs need all ranks of a group on one machine; give them "
                 "a group whose ranks share one"
             )
         self.rank, self.world = self.fabric.rank, self.fabric.world
         self.device = torch.device("cpu")
-        self._blocks: list[Any] = []
 
     @property
     def deadline(self) -> float:
@@ -111,20 +114,22 @@ class Host:
     def allocate(
         self, operation: str, size: int, same: Items, own: Items
     ) -> tuple[Region, list[Proposal]]:
-        error = None
-        block = None
+        error = memory = None
+        exposed = NOTHING_EXPOSED
         try:
-            block = self.fabric._allocate(aligned(max(size, 1)))
+            memory = self.fabric.memory.empty((aligned(max(size, 1)),), torch.uint8)
+            exposed = Exposed({"region": memory})
         except Error as failure:
             error = failure
-        with self._call(operation, same, own, error, block=block) as visit:
-            assert block is not None
-            native = self.fabric.native
-            bases = [native.peer_pointer(visit.call, r, 0) for r in range(self.world)]
-        memory = torch.from_numpy(block.array())
+        with self._call(operation, same, own, error, exposed) as visit:
+            assert visit.call is not None
+            bases = visit.call.addresses(0)
+        assert memory is not None
         return Region(memory, torch.tensor(bases, dtype=torch.int64)), visit.proposals
 
-    def say(self, operation: str, same: Items, own: Items, error: Error | None) -> list[Proposal]:
+    def compare(
+        self, operation: str, same: Items, own: Items, error: Error | None
+    ) -> list[Proposal]:
         with self._call(operation, same, own, error) as visit:
             return visit.proposals
 
@@ -132,15 +137,16 @@ class Host:
     def visit(
         self, operation: str, same: Items, error: Error | None, share: torch.Tensor | None
     ) -> Iterator[HostVisit]:
-        with self._call(operation, same, (), error, share) as visit:
+        exposed = NOTHING_EXPOSED if share is None or error else Exposed({"shard": share})
+        with self._call(operation, same, (), error, exposed) as visit:
             yield visit
 
     @contextmanager
     def look(self, operation: str) -> Iterator[HostVisit]:
-        yield HostVisit(self.fabric, self.fabric.call, [])
+        yield HostVisit(self.fabric, None, [])
 
     def least(self, number: int) -> int:
-        return number  # the interpreted grid is a constant, or was compared when it was given
+        return number  # the interpreted grid is a constant, or was compared with `same`
 
     @contextmanager
     def _call(
@@ -149,58 +155,25 @@ class Host:
         same: Items,
         own: Items,
         error: Error | None,
-        share: torch.Tensor | None = None,
-        block: Any = None,
+        exposed: Exposed = NOTHING_EXPOSED,
     ) -> Iterator[HostVisit]:
-        """One call of the fabric: all ranks enter and say what they mean before it goes on."""
-        with self.fabric.lock:
-            call = self.fabric.next_call()
-            try:
-                said = Proposal(operation, same, own, str(error)[:600] if error else "")
-                offsets = [block.offset] if block is not None else []
-                in_place = False
-                if share is not None and error is None:
-                    offset, in_place = self.fabric.share(share)
-                    offsets.append(offset)
-                self.fabric.native.enter(call, said.signature, offsets, said.blob)
-                until = self.fabric.deadline_ns()
-                self.fabric.wait(
-                    lambda: self.fabric.native.agree(call, [], until),
-                    operation,
-                    "all ranks to enter the call",
-                )
-                heard = [
-                    Proposal.read(self.fabric.native.header(call, r)) for r in range(self.world)
-                ]
-                if error is not None and self.world == 1:
-                    raise error
-                check_same(heard, call)
-                yield HostVisit(self.fabric, call, heard)
-                outcome = self.fabric.native.done(call)
-                if outcome[0] != OK:
-                    raise self.fabric.failure(outcome, operation, "its end")
-                if in_place:  # the caller may write what it shared as soon as the call returns
-                    self.fabric.wait(
-                        lambda: self.fabric.native.wait_released(call, until),
-                        operation,
-                        "peers to finish reading this rank's symmetric memory",
-                    )
-            except BaseException as failure:
-                if not isinstance(failure, Error):
-                    self.fabric.give_up(Error(f"rank {self.rank} was interrupted"))
-                self.fabric.native.done(call)
-                raise
+        """One call of the fabric. All ranks enter and compare proposals before the block runs."""
+        proposal = Proposal(operation, same, own, str(error)[:600] if error else "")
+        with self.fabric.call(proposal, exposed) as call:
+            if error is not None and self.world == 1:
+                raise error
+            yield HostVisit(self.fabric, call, call.proposals())
 
 
 @dataclass
 class HostVisit:
     """One call of the host fabric."""
 
-    fabric: HostFabric
-    call: int
+    fabric: Fabric
+    call: Call | None
     proposals: list[Proposal]
     until: float = field(init=False)
-    outcome: tuple[int, int] = (OK, -1)
+    outcome: tuple[int, int] | None = None
     looked: float = 0.0
 
     def __post_init__(self) -> None:
@@ -212,24 +185,20 @@ class HostVisit:
             self.outcome = (TIMEOUT, -1)
         elif now - self.looked > LOOK:
             self.looked = now
-            # With a deadline that is over this only looks: all done, still at it, or lost.
-            outcome = self.fabric.native.wait_released(self.call, 0)
-            if outcome[0] not in (OK, AGAIN, TIMEOUT):
-                self.outcome = outcome
-        return self.outcome[0] == OK
+            self.outcome = None if self.call is None else self.call.peer_failure()
+        return self.outcome is None
 
     def failure(self, doing: str, waiting_for: str) -> Error:
-        outcome = self.outcome if self.outcome[0] != OK else (TIMEOUT, -1)
-        return self.fabric.failure(outcome, doing, waiting_for)
+        return self.fabric.failure(self.outcome or (TIMEOUT, -1), doing, waiting_for)
 
 
 LOOK = 0.05
-"""Seconds between two looks after the peers."""
+"""Seconds between two checks of the peers."""
 
 
 class Pointers:
-    """Memory whose bases on all ranks are known: `memory` (uint8, zeroed) is this rank's part, and
-    `bases` are the addresses of all parts in this process. Regions are carved off its front."""
+    """Memory with known bases on all ranks. `memory` (uint8, zeroed) is this rank's part, and
+    `bases` are the addresses of all parts in this process. Regions are taken from its beginning."""
 
     def __init__(
         self,
@@ -259,25 +228,27 @@ class Pointers:
         error: Error | None = None
         if size > left:
             error = Unsupported(f"it needs {size} bytes of symmetric memory, and {left} are left")
-        heard = self.say(operation, (*same, ("region", self._used)), own, error)
+        proposals = self.compare(operation, (*same, ("region", self._used)), own, error)
         memory = self.memory[self._used : self._used + size]
         bases = (self._bases + self._used).to(self.device)
         self._used += size
-        return Region(memory, bases), heard
+        return Region(memory, bases), proposals
 
-    def say(self, operation: str, same: Items, own: Items, error: Error | None) -> list[Proposal]:
-        said = Proposal(operation, same, own, str(error)[:600] if error else "")
-        heard = [Proposal.read(blob.encode()) for blob in self._exchange(said.blob.decode())]
-        if len(heard) != self.world:
-            raise Mismatch(f"{len(heard)} ranks answered, but there are {self.world} bases")
-        check_same(heard, 0)
-        return heard
+    def compare(
+        self, operation: str, same: Items, own: Items, error: Error | None
+    ) -> list[Proposal]:
+        mine = Proposal(operation, same, own, str(error)[:600] if error else "")
+        proposals = [Proposal.read(blob.encode()) for blob in self._exchange(mine.blob.decode())]
+        if len(proposals) != self.world:
+            raise Mismatch(f"{len(proposals)} ranks answered, but there are {self.world} bases")
+        check_same(proposals, 0)
+        return proposals
 
     @contextmanager
     def visit(
         self, operation: str, same: Items, error: Error | None, share: torch.Tensor | None
     ) -> Iterator[PointersVisit]:
-        # There is no fabric to tell the peers through: they learn it by their deadline.
+        # There is no fabric that could inform the peers, so they raise at their deadline.
         if error is not None:
             raise error
         yield PointersVisit(self.rank, self.deadline)
@@ -287,12 +258,12 @@ class Pointers:
         yield PointersVisit(self.rank, self.deadline)
 
     def least(self, number: int) -> int:
-        return min(int(said) for said in self._exchange(str(number)))
+        return min(int(text) for text in self._exchange(str(number)))
 
 
 @dataclass
 class PointersVisit:
-    """One call on memory that knows nothing of its ranks: only time can end a wait."""
+    """One call on memory without a fabric, where only the deadline can end a wait."""
 
     rank: int
     deadline: float
@@ -312,7 +283,7 @@ class PointersVisit:
 
 
 class SymmetricMemory(Pointers):
-    """torch's symmetric memory on CUDA or ROCm, with what only torch's handle of it can do."""
+    """torch's symmetric memory on CUDA or ROCm, with the functions of its handle."""
 
     def __init__(
         self, memory: torch.Tensor, handle: Any, rank: int, exchange: Exchange, deadline: float
@@ -332,7 +303,7 @@ def symmetric_memory(
     size: int, group: dist.ProcessGroup | None = None, deadline: float = 60.0
 ) -> SymmetricMemory:
     """`size` bytes of torch's symmetric memory on the current CUDA or ROCm device, for the kernels
-    of this group; made by all ranks together."""
+    of this group. All ranks call this together."""
     if not torch.cuda.is_available():
         raise Unsupported("torch's symmetric memory needs a GPU; use weft.triton.Host without one")
     import torch.distributed._symmetric_memory as symm_mem
@@ -345,10 +316,10 @@ def symmetric_memory(
     memory.zero_()
     torch.cuda.synchronize(device)
 
-    def exchange(said: str) -> list[str]:
-        heard: list[Any] = [None] * dist.get_world_size(group)
-        dist.all_gather_object(heard, said, group=group)
-        return heard
+    def exchange(text: str) -> list[str]:
+        texts: list[Any] = [None] * dist.get_world_size(group)
+        dist.all_gather_object(texts, text, group=group)
+        return texts
 
-    exchange("zeroed")  # nobody signals into memory that is still being zeroed
+    exchange("zeroed")  # so that no rank signals into memory before it is zeroed
     return SymmetricMemory(memory, handle, dist.get_rank(group), exchange, deadline)

@@ -1,0 +1,226 @@
+"""Explores how much overlap gives, under which schedule, and why: simulates shapes x schedules.
+
+Every shape has four times. `compute` and `communication` are each simulated alone, `serial` is one
+after the other, and `ideal` is the longer of the two. Serial is the faster one of gathering with
+copy engines and gathering with cores. So a schedule gains only by overlapping, not by a better
+engine.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from weft.errors import Unsupported
+from weft.machine import Machine
+from weft.operation import find
+from weft.plan.tasks import AnyTask, Copy, Plan, Plannable
+from weft.schedule import Schedule
+from weft.simulate import Losses, Simulation, check_fits, losses, run
+from weft.study.scenarios import Shape
+from weft.timeline import Timeline, percent_of_ideal
+
+Progress = Callable[[int, int, str], None]
+"""A progress callback: the number of finished scenarios, of all, and the next one."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One schedule in one scenario."""
+
+    schedule: Schedule
+    seconds: float
+    speedup: float
+    percent_of_ideal: float
+    losses: Losses
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One shape: its four times in seconds, and every schedule that fits the machine.
+
+    refused: the schedules that do not fit, with the reason.
+    """
+
+    shape: Shape
+    operation: Plannable
+    baseline: Schedule
+    compute: float
+    communication: float
+    serial: float
+    outcomes: tuple[Outcome, ...]
+    refused: tuple[tuple[Schedule, str], ...] = ()
+
+    @property
+    def ideal(self) -> float:
+        return max(self.compute, self.communication)
+
+    @property
+    def best(self) -> Outcome:
+        return min(self.outcomes, key=lambda outcome: outcome.seconds)
+
+    def outcome(self, schedule: Schedule | str) -> Outcome:
+        """The outcome of a schedule."""
+        wanted = Schedule.parse(schedule) if isinstance(schedule, str) else schedule
+        for outcome in self.outcomes:
+            if outcome.schedule == wanted:
+                return outcome
+        reasons = dict(self.refused)
+        raise Unsupported(
+            f"{wanted} was refused: {reasons[wanted]}"
+            if wanted in reasons
+            else f"{wanted} was not explored for {self.shape.label}"
+        )
+
+
+@dataclass(frozen=True)
+class Exploration:
+    """All scenarios on one machine."""
+
+    machine: Machine
+    operation: str
+    world: int
+    scenarios: tuple[Scenario, ...]
+
+    def scenario(self, label: str) -> Scenario:
+        for scenario in self.scenarios:
+            if scenario.shape.label == label:
+                return scenario
+        raise Unsupported(f"there is no scenario {label!r}")
+
+    def timeline(self, label: str, schedule: Schedule | str) -> Timeline:
+        """The timeline of an outcome. It is simulated again, which is cheaper than keeping it."""
+        scenario = self.scenario(label)
+        plan = scenario.operation.lower(scenario.outcome(schedule).schedule)
+        return run(plan, self.machine).timeline()
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data in milliseconds, for `json.dump`."""
+        return {"scenarios": [_scenario_json(scenario) for scenario in self.scenarios]}
+
+
+def explore(
+    machine: Machine,
+    operation_name: str,
+    shapes: Sequence[Shape],
+    world: int,
+    schedules: Sequence[Schedule] | None = None,
+    progress: Progress | None = None,
+) -> Exploration:
+    """Simulates schedules (default: `Schedule.space`) of an operation for every shape.
+
+    Shapes are unsharded: every rank has N / world columns of B, rounded up. A schedule whose
+    workspace does not fit is left out, with the reason. A shape that does not fit is an error.
+    """
+    if world < 1:
+        raise Unsupported(f"there must be at least 1 rank, not {world}")
+    if not shapes:
+        raise Unsupported("there are no shapes to explore")
+    kind = find(operation_name)
+    scenarios = []
+    with _uncollected():
+        for number, shape in enumerate(shapes):
+            if progress is not None:
+                progress(number, len(shapes), shape.label)
+            columns = -(-shape.n // world)
+            operation = shape.operation(kind, columns, world)
+            try:
+                scenarios.append(_explore(machine, operation, shape, schedules))
+            except Unsupported as error:
+                raise Unsupported(f"{shape.label}: {error}") from error
+    if progress is not None:
+        progress(len(shapes), len(shapes), "")
+    return Exploration(machine, operation_name, world, tuple(scenarios))
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Pauses the garbage collector. Plans and simulations are large but have no reference cycles,
+    so that it would scan a growing heap for nothing."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _explore(
+    machine: Machine, operation: Plannable, shape: Shape, schedules: Sequence[Schedule] | None
+) -> Scenario:
+    known: dict[Schedule, Simulation] = {}
+    for engine in ("dma", "cores"):
+        schedule = Schedule.parse(f"serial@{engine}")
+        known[schedule] = run(operation.lower(schedule), machine)
+    baseline = min(known, key=lambda schedule: known[schedule].seconds)
+    serial = known[baseline].seconds
+    alone: Any = operation.compute_only()
+    compute = run(alone.lower(Schedule.parse("serial")), machine)
+    communication = run(_only_copies(operation.lower(baseline)), machine).seconds
+    outcomes, refused = [], []
+    for schedule in Schedule.space(operation) if schedules is None else schedules:
+        plan = operation.lower(schedule)
+        try:
+            check_fits(plan, machine)
+        except Unsupported as error:
+            refused.append((schedule, str(error)))
+            continue
+        simulation = known.get(schedule) or run(plan, machine)
+        seconds = simulation.seconds
+        outcomes.append(
+            Outcome(
+                schedule,
+                seconds,
+                serial / seconds if seconds else 1.0,
+                percent_of_ideal(serial, seconds, compute.seconds, communication),
+                losses(simulation, compute, communication),
+            )
+        )
+    return Scenario(
+        shape,
+        operation,
+        baseline,
+        compute.seconds,
+        communication,
+        serial,
+        tuple(outcomes),
+        tuple(refused),
+    )
+
+
+def _only_copies(plan: Plan) -> Plan:
+    """The communication of a plan, without its compute."""
+    copies = [task for task in plan.tasks if isinstance(task, Copy)]
+    ids = {task.id: number for number, task in enumerate(copies)}
+    tasks: list[AnyTask] = [
+        replace(task, id=ids[task.id], after=tuple(ids[i] for i in task.after if i in ids))
+        for task in copies
+    ]
+    return replace(plan, tasks=tuple(tasks))
+
+
+def _scenario_json(scenario: Scenario) -> dict[str, Any]:
+    return {
+        "id": scenario.shape.label,
+        "compute_ms": 1e3 * scenario.compute,
+        "communication_ms": 1e3 * scenario.communication,
+        "serial_ms": 1e3 * scenario.serial,
+        "ideal_ms": 1e3 * scenario.ideal,
+        "schedules": [
+            {
+                "name": outcome.schedule.name,
+                "ms": 1e3 * outcome.seconds,
+                "speedup": outcome.speedup,
+                "percent_of_ideal": outcome.percent_of_ideal,
+                "losses": {
+                    f"{cause}_ms": 1e3 * seconds
+                    for cause, seconds in asdict(outcome.losses).items()
+                },
+            }
+            for outcome in scenario.outcomes
+        ],
+    }
