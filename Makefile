@@ -10,7 +10,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-NATIVE := $(filter-out native/tests/%, $(wildcard native/*.* native/*/*.cpp native/*/*.h native/*/*.inc))
+NATIVE := $(filter-out native/tests/% native/loom/%, $(wildcard native/*.* native/*/*.cpp native/*/*.h native/*/*.inc))
 
 .PHONY: demo test check setup clean native-test odr sanitize conformance
 

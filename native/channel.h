@@ -115,7 +115,7 @@ class Channel {
   int64_t spin_ns_;
   bool crowded_;
   Tuning tuning_;
-  uint64_t number_ = 0;
+  std::atomic<uint64_t> number_{0};  // of the last job begun; `abort` may look while one works
   std::vector<uint64_t> posted_;                     // by ring of this rank: 0 is the shared one
   std::vector<uint64_t> taken_shared_, taken_pair_;  // by source
 

@@ -70,7 +70,9 @@ bool Channel::exposable(const Job& job) const {
 }
 
 void Channel::announce(Job& job) {
-  job.number.store(++number_, std::memory_order_relaxed);
+  const uint64_t number = number_.load(std::memory_order_relaxed) + 1;  // only one works at a time
+  number_.store(number, std::memory_order_relaxed);
+  job.number.store(number, std::memory_order_relaxed);
   job.started = now_ns();
   job.deadline = later(job.started, job.patience);
   const Links& links = fabric_.links();

@@ -231,19 +231,24 @@ TEST(a_collective_that_has_not_begun_can_be_withdrawn) {
 }
 
 TEST(a_rank_that_aborts_ends_its_peers) {
-  Ranks ranks(2);
-  ranks.each([&](int rank, Fabric& fabric) {
-    Channel channel(fabric, 20'000, true);
-    std::vector<float> in(100), out(100);
-    auto job = job_of(Kind::all_reduce, 2, in.data(), out.data(), 100);
-    channel.submit(job, true);
-    if (rank == 1) channel.abort();
-    const Outcome outcome = finish(channel, *job);
-    // Rank 1 may have made its part before it aborted; then both have their result.
-    if (outcome.code != Code::ok)
-      CHECK(outcome.code == (rank == 1 ? Code::cancelled : Code::peer_failed));
-    CHECK(run(channel, job_of(Kind::barrier, 2, nullptr, nullptr, 0), false).code != Code::ok);
-  });
+  for (int round = 0; round < 12; ++round) {
+    Ranks ranks(2);
+    ranks.each([&](int rank, Fabric& fabric) {
+      Channel channel(fabric, 20'000, true);
+      std::vector<float> in(100), out(100);
+      auto job = job_of(Kind::all_reduce, 2, in.data(), out.data(), 100);
+      channel.submit(job, true);
+      if (rank == 1) {  // before its thread has begun, while it works, or after
+        sleep_until(now_ns() + round * 20'000);
+        channel.abort();
+      }
+      const Outcome outcome = finish(channel, *job);
+      // Rank 1 may have made its part before it aborted; then both have their result.
+      if (outcome.code != Code::ok)
+        CHECK(outcome.code == (rank == 1 ? Code::cancelled : Code::peer_failed));
+      CHECK(run(channel, job_of(Kind::barrier, 2, nullptr, nullptr, 0), false).code != Code::ok);
+    });
+  }
 }
 
 TEST(a_collective_without_its_peer_ends_at_its_deadline) {

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     import torch
     import torch.distributed as dist
 
+    from weft import loom as loom
     from weft import nn
     from weft.fabric import Fabric
     from weft.machine import Machine
@@ -49,7 +50,10 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> object:
-    """Imports `weft.nn` and its functions on first use, because importing DTensor takes long."""
+    """Imports `weft.nn` and its functions on first use, because importing DTensor takes long, and
+    `weft.loom`, which few programs need."""
+    if name == "loom":
+        return importlib.import_module("weft.loom")
     if name not in ("nn", "compile", "symm_mem_compat"):
         raise AttributeError(f"module 'weft' has no attribute {name!r}")
     module = importlib.import_module("weft.nn")

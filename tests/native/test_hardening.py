@@ -132,7 +132,7 @@ def refused_at_both_ends() -> None:
     with pytest.raises(ValueError, match="too small"):
         here.native.stage(block, source.data_ptr(), 100)
     with pytest.raises(weft.Unsupported, match="WEFT_HEAP"):
-        here._allocate(2**63)
+        here.memory.allocate(2**63)
 
 
 def test_what_the_native_part_is_asked_for_is_checked_too(ranks):

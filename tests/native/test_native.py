@@ -20,7 +20,7 @@ OPTIONS = ["-DWEFT_MODULES=OFF", "-DWEFT_TESTS=ON"]
 ODR = "-flto=auto -Wodr -Werror=odr"
 
 
-def run(*command: str | Path, within: float = 300) -> str:
+def run(*command: str | Path, within: float = 900) -> str:
     done = subprocess.run(
         [str(part) for part in command],
         stdout=subprocess.PIPE,
