@@ -54,7 +54,8 @@ def dma_variants(
     """Seconds of every engine variant, by (variant, prelaunched)."""
     _check(machine, kind, total_bytes, world)
     if find_kind(kind).sums:
-        raise Unsupported(f"Copy engines cannot add; {kind} has no variants of its own.")
+        able = [name for name in UNROOTED if not find_kind(name).sums]
+        raise Unsupported(f"Only {' and '.join(able)} have copy engine variants, not {kind}.")
     return {
         (variant, prelaunch): _variant(machine, variant, total_bytes, world, prelaunch)
         for variant in COMMANDS[kind]
