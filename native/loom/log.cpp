@@ -2,11 +2,6 @@
 // share. The detector reads the logs of all ranks; times are of one clock for all processes.
 #include "log.h"
 
-#include <dlfcn.h>
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <cstdio>
 #include <cstring>
 #include <ctime>
@@ -17,24 +12,12 @@
 
 namespace loom {
 
-namespace {
-
-struct Log {
-  std::mutex lock;
-  Header* header = nullptr;
-  Status* statuses = nullptr;
-  char* text = nullptr;
-  std::unordered_map<const char*, int> strings;
-  std::atomic<uint32_t> host{0};
-  std::atomic<bool> on{false};
-  std::atomic<OriginCallback> origin{nullptr};
-  Status alone{};
-};
-
 Log& log() {
   static auto* value = new Log;
   return *value;
 }
+
+namespace {
 
 thread_local const char* label_here = "";
 
@@ -147,27 +130,6 @@ const char* current_label() { return label_here; }
 
 void set_origin_callback(OriginCallback callback) { log().origin = callback; }
 
-// Asks Python for the line. An operation may be issued while an error is on its way through the
-// interpreter (a tensor dies with its frame): the error is put aside meanwhile.
-const char* origin_here() {
-  static auto alive = reinterpret_cast<int (*)()>(dlsym(RTLD_DEFAULT, "Py_IsInitialized"));
-  static auto ensure = reinterpret_cast<int (*)()>(dlsym(RTLD_DEFAULT, "PyGILState_Ensure"));
-  static auto leave = reinterpret_cast<void (*)(int)>(dlsym(RTLD_DEFAULT, "PyGILState_Release"));
-  using Errors = void (*)(void**, void**, void**);
-  static auto fetch = reinterpret_cast<Errors>(dlsym(RTLD_DEFAULT, "PyErr_Fetch"));
-  static auto restore =
-      reinterpret_cast<void (*)(void*, void*, void*)>(dlsym(RTLD_DEFAULT, "PyErr_Restore"));
-  auto callback = log().origin.load();
-  if (!callback || !log().on || !alive || !alive()) return "";
-  const int state = ensure();
-  void *kind = nullptr, *value = nullptr, *trace = nullptr;
-  fetch(&kind, &value, &trace);
-  const char* line = callback();
-  restore(kind, value, trace);
-  leave(state);
-  return line;
-}
-
 bool logging() { return log().on; }
 void set_logging(bool on) { log().on = on; }
 uint32_t host_clock() { return log().host; }
@@ -258,44 +220,6 @@ void log_pending(const std::string& why) {
            std::to_string(op.value) + "," + rects(op) + "]");
 }
 
-// ---- the session ---------------------------------------------------------------------------------
-
-void open_session(const char* path) {
-  auto& l = log();
-  int file;
-  if (path && *path) {
-    file = open(path, O_RDWR | O_CLOEXEC);
-    if (file < 0) throw Error(std::string("loom: the session ") + path + " cannot be opened");
-  } else {
-    file = memfd_create("loom session", MFD_CLOEXEC);
-    const size_t bytes = session_bytes(config().world, kLogBytes);
-    if (file < 0 || ftruncate(file, static_cast<off_t>(bytes)))
-      throw Error("loom: no memory file for the session");
-  }
-  const off_t bytes = lseek(file, 0, SEEK_END);
-  void* at = mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-  close(file);
-  if (at == MAP_FAILED) throw Error("loom: the session cannot be mapped");
-  l.header = static_cast<Header*>(at);
-  if (!l.header->world) {  // of this process alone
-    l.header->world = config().world;
-    l.header->log_bytes = kLogBytes;
-    l.header->shared = 0;
-  }
-  if (config().rank >= l.header->world)
-    throw Error("loom: rank " + std::to_string(config().rank) + " is not in the session");
-  char* base = static_cast<char*>(at);
-  l.statuses = reinterpret_cast<Status*>(base + sizeof(Header));
-  l.text = base + log_offset(l.header->world, l.header->log_bytes, config().rank);
-  status(config().rank).pid = getpid();
-  l.on = config().check;
-}
-
-Status& status(int rank) {
-  auto& l = log();
-  return l.statuses ? l.statuses[rank] : l.alone;
-}
-
 std::string own_log() {
   auto& l = log();
   return l.text ? std::string(l.text, status(config().rank).log_used) : std::string();
@@ -306,87 +230,6 @@ void clear_log() {
   std::lock_guard guard(l.lock);
   l.strings.clear();
   status(config().rank).log_used = 0;
-}
-
-void host_blocks(bool blocks) {
-  auto& here = status(config().rank);
-  blocks ? here.blocked++ : here.blocked--;
-}
-
-namespace {
-
-// The state of a process's main thread as the system says it; X if it is no more.
-char state_of(int pid) {
-  char path[64], text[512];
-  std::snprintf(path, sizeof path, "/proc/%d/task/%d/stat", pid, pid);
-  const int file = open(path, O_RDONLY | O_CLOEXEC);
-  if (file < 0) return 'X';
-  const ssize_t got = read(file, text, sizeof text - 1);
-  close(file);
-  if (got <= 0) return 'X';
-  text[got] = 0;
-  const char* after = std::strrchr(text, ')');
-  return after ? after[2] : 'X';
-}
-
-bool process_is_over(int pid) { return state_of(pid) == 'X' || state_of(pid) == 'Z'; }
-
-bool main_thread_sleeps(int pid) { return state_of(pid) != 'R' && state_of(pid) != 'D'; }
-
-}  // namespace
-
-int lost_rank() {
-  auto& l = log();
-  if (!l.header || !l.header->shared) return -1;
-  for (int rank = 0; rank < l.header->world; ++rank) {
-    const int pid = l.statuses[rank].pid;
-    if (pid && process_is_over(pid)) return rank;
-  }
-  return -1;
-}
-
-int standstills() { return log().header ? log().header->standstills.load() : 0; }
-
-bool all_stuck(int before) {
-  auto& l = log();
-  static std::mutex mutex;
-  static uint64_t seen = 0;
-  static int64_t since = 0;
-  if (!l.header || (!l.header->shared && config().world > 1)) return false;
-  if (standstills() != before) return true;  // another rank was first to find out
-  std::lock_guard guard(mutex);
-  uint64_t progress = 1;
-  bool stuck = true;
-  for (int rank = 0; rank < l.header->world; ++rank) {
-    auto& s = l.statuses[rank];
-    progress += s.progress;
-    const bool over = s.exited || (s.pid && process_is_over(s.pid));
-    stuck = stuck && s.pid &&
-            (over || (s.running == 0 && s.blocked > 0 && main_thread_sleeps(s.pid)));
-  }
-  const int64_t now = now_ns();
-  if (!stuck || progress != seen) {
-    seen = progress;
-    since = now;
-    return false;
-  }
-  if (now - since < 1'000'000'000) return false;
-  l.header->standstills++;
-  return true;
-}
-
-// ---- the interpreter's lock ----------------------------------------------------------------------
-
-WithoutGil::WithoutGil() {
-  static auto holds = reinterpret_cast<int (*)()>(dlsym(RTLD_DEFAULT, "PyGILState_Check"));
-  static auto alive = reinterpret_cast<int (*)()>(dlsym(RTLD_DEFAULT, "Py_IsInitialized"));
-  static auto save = reinterpret_cast<void* (*)()>(dlsym(RTLD_DEFAULT, "PyEval_SaveThread"));
-  if (holds && alive && alive() && holds()) state = save();
-}
-
-WithoutGil::~WithoutGil() {
-  static auto back = reinterpret_cast<void (*)(void*)>(dlsym(RTLD_DEFAULT, "PyEval_RestoreThread"));
-  if (state) back(state);
 }
 
 }  // namespace loom

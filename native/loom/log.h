@@ -1,6 +1,8 @@
 // The layout of a session's memory, which Python makes and reads as well (weft/loom/session.py).
 #pragma once
 
+#include <unordered_map>
+
 #include "core.h"
 
 namespace loom {
@@ -25,6 +27,19 @@ inline uint64_t log_offset(int world, uint64_t log_bytes, int rank) {
 inline uint64_t session_bytes(int world, uint64_t log_bytes) {
   return log_offset(world, log_bytes, world);
 }
+
+struct Log {
+  std::mutex lock;
+  Header* header = nullptr;
+  Status* statuses = nullptr;
+  char* text = nullptr;
+  std::unordered_map<const char*, int> strings;
+  std::atomic<uint32_t> host{0};
+  std::atomic<bool> on{false};
+  std::atomic<OriginCallback> origin{nullptr};
+  Status alone{};
+};
+Log& log();
 
 const char* peer_memory(int rank, uint64_t offset);  // readable; null if it is not mapped
 std::string own_log();

@@ -13,6 +13,16 @@ struct Queue {
   bool started = false, parked = false;
 };
 
+struct Runtime {
+  std::vector<Queue*> queues;
+  std::vector<Stream*> streams;  // by id; the default streams of devices come first
+  std::atomic<uint64_t> marks{0};
+  std::string failure, injected;
+  std::atomic<bool> broken{false}, stopping{false};
+};
+
+// Everything here lives until the process ends: threads may use it while the rest is torn down.
+Runtime& runtime();
 std::mutex& lock();
 void demand(Queue& queue, uint64_t place);  // under the lock: somebody waits for that place
 

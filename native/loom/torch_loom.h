@@ -4,6 +4,7 @@
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/Stream.h>
 
 #include "core.h"
@@ -20,6 +21,11 @@ inline Stream* stream_here() { return current_stream(current_device()); }
 inline bool on_loom(const at::Tensor& tensor) {
   return tensor.defined() && tensor.device().type() == kLoom;
 }
+
+struct OnDevice {  // of a tensor, for what is allocated and issued
+  explicit OnDevice(const at::Tensor& tensor) : guard(tensor.device()) {}
+  c10::DeviceGuard guard;
+};
 
 // The same memory as a tensor of the host, for workers. It owns nothing: memory is kept by the
 // order of streams, as on a GPU.
