@@ -33,7 +33,8 @@ class Transfer:
 
     `first` passes before bytes flow if the lane stood still, `next` if the copy was queued right
     behind another; `completion` passes until a waiter knows that it ended. `units` are the compute
-    units that it holds meanwhile.
+    units that it holds from its launch on. `ends` are the ranks whose links carry it, both ends of
+    every stream of bytes.
     """
 
     size: float
@@ -43,40 +44,51 @@ class Transfer:
     next: float
     completion: float
     units: int
+    ends: tuple[int, ...] = ()
 
 
 class Kernel:
     """A task on the compute units: `launch` seconds, then a body with `size` bytes of traffic.
 
-    `reach` is how long its remote operands take over links that nobody else uses.
+    `body` gives the seconds of its arithmetic and of its traffic on so many units, which go on at
+    once. `reach` is how long its `remote` bytes take over links that nobody else uses.
     """
 
-    __slots__ = ("_bodies", "_body", "draws", "launch", "reach", "size")
+    __slots__ = ("_bodies", "_body", "draws", "launch", "reach", "remote", "size")
 
     def __init__(
         self,
         launch: float,
         size: float,
         draws: tuple[tuple[Resource, float], ...],
-        body: Callable[[int], float],
+        body: Callable[[int], tuple[float, float]],
         reach: float = 0.0,
+        remote: float = 0.0,
     ) -> None:
         self.launch = launch
         self.size = size
         self.draws = draws
         self.reach = reach
+        self.remote = remote
         self._body = body
-        self._bodies: dict[int, float] = {}
+        self._bodies: dict[int, tuple[float, float]] = {}
 
-    def body(self, units: int) -> float:
-        """Seconds of the body alone on so many units, were all its operands in its own memory."""
+    def parts(self, units: int) -> tuple[float, float]:
+        """Seconds of arithmetic and of memory traffic on so many units, each alone."""
         found = self._bodies.get(units)
         if found is None:
             found = self._bodies[units] = self._body(units)
         return found
 
+    def body(self, units: int, slower: float = 1.0) -> float:
+        """Seconds of the body on so many units, were all its operands in its own memory, with its
+        arithmetic `slower` by so much. Its traffic meets other bytes in the memory that they
+        share."""
+        arithmetic, traffic = self.parts(units)
+        return max(slower * arithmetic, traffic)
 
-_NOTHING = Kernel(0.0, 0.0, (), lambda units: 0.0)
+
+_NOTHING = Kernel(0.0, 0.0, (), lambda units: (0.0, 0.0))
 """A task that only waits."""
 
 
@@ -151,9 +163,18 @@ class Demands:
                 wanted += node.engine(task.rank, task.peer, 1.0 / cost.rate)
         elif remote:
             wanted.append((("driven", source, 0), 1.0))
-        draws = node.draws(wanted)
+        pairs = zip(task.reads(), task.writes(), strict=True)
+        streams = [(start.rank, end.rank) for start, end in pairs if start.rank != end.rank]
+        ends = tuple(0 if node.folded else rank for stream in streams for rank in stream)
         return Transfer(
-            size, cost.rate, draws, cost.command, following, cost.completion, cost.units
+            size,
+            cost.rate,
+            node.draws(wanted),
+            cost.command,
+            following,
+            cost.completion,
+            cost.units,
+            ends,
         )
 
     def _lanes(self, rank: int) -> list[str]:
@@ -169,8 +190,8 @@ class Demands:
         written = sum(map(self.plan.num_bytes, task.targets))
         within = machine.memory.latency if self._pipelined(task) else 0.0
 
-        def body(units: int) -> float:
-            return memory_bound(machine, read, written, units=units).memory_seconds - within
+        def body(units: int) -> tuple[float, float]:
+            return 0.0, memory_bound(machine, read, written, units=units).memory_seconds - within
 
         total = float(read + written)
         regions = (*task.sources, *task.targets)
@@ -178,7 +199,7 @@ class Demands:
         wanted.append((("memory", task.rank, 0), here / total))
         launch = memory_bound(machine, read, written).launch
         launch += machine.links.latency if reach else 0.0
-        return Kernel(launch, total, self.node.draws(wanted), body, reach)
+        return Kernel(launch, total, self.node.draws(wanted), body, reach, total - here)
 
     def _matmul(self, task: Matmul) -> Kernel:
         machine = self.machine
@@ -191,16 +212,16 @@ class Demands:
         traffic = whole.bytes + bytes_c * (2 if task.accumulate else 1) - m * n * DTYPES[dtype][1]
         traffic = max(traffic, float(bytes_c))
 
-        def body(units: int) -> float:
+        def body(units: int) -> tuple[float, float]:
             cost = gemm(machine, m, n, k, dtype, units=units)
             moving = machine.memory.latency + traffic / bandwidth_of(machine, units)
-            return max(_under_load(machine, cost.compute_seconds, load), moving)
+            return _under_load(machine, cost.compute_seconds, load), moving
 
         # Read in place, once: tiles that need the same rows run together and share them.
         wanted, here, reach = self._remote(task.rank, (task.a, task.b, task.c), traffic, 2)
         wanted.append((("memory", task.rank, 0), max(here, 0.0) / traffic))
         launch = whole.launch + (machine.links.latency if reach else 0.0)
-        return Kernel(launch, traffic, self.node.draws(wanted), body, reach)
+        return Kernel(launch, traffic, self.node.draws(wanted), body, reach, traffic - here)
 
     def _tiles(self, task: Tiles) -> Kernel:
         """Products that are part of one kernel: their share of what the whole would take."""
@@ -218,7 +239,12 @@ class Demands:
         wanted.append((("memory", task.rank, 0), max(here, 0.0) / traffic))
         draws = self.node.draws(wanted)
         launch = whole.launch + (self.machine.links.latency if reach else 0.0)
-        return Kernel(launch, traffic, draws, lambda units: share * whole.body(units), reach)
+
+        def body(units: int) -> tuple[float, float]:
+            arithmetic, moving = whole.parts(units)
+            return share * arithmetic, share * moving
+
+        return Kernel(launch, traffic, draws, body, reach, traffic - here)
 
     def _pipelined(self, task: AnyTask) -> bool:
         """Whether the way to memory is hidden behind other work of the same kernel: its workers do
