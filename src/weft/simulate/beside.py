@@ -119,9 +119,17 @@ class BesideEvents(Events):
         self._sharing.start(job.flow)
         self._feed(rank, now)
 
+    def _slows_bytes(self, rank: int) -> float:
+        # Behind a GEMM, bytes flow while its last tiles end: half of them are left, as a mean.
+        return self._contention.slows_bytes(0.5) if self._fading(rank) else super()._slows_bytes(rank)
+
+    def _fading(self, rank: int) -> bool:
+        return self._behind and rank in self._kernel_of and rank not in self._ahead
+
     def _feed(self, rank: int, now: float) -> None:
         """Units have become free for the collective of a rank."""
         self._ahead.discard(rank)
+        self._meet(rank)
         for job in self._starved.pop(rank, []):
             job.start = now  # until here it only waited
             self._begin_body(job, now + self._silence)

@@ -33,10 +33,9 @@ class Contention:
         """How many times as long a kernel takes while so many bytes per second leave the device."""
         return 1.0 + self.share * min(1.0, flowing / self.full)
 
-    @property
-    def slows_bytes(self) -> float:
-        """How many times as long bytes take while a kernel runs on the device."""
-        return 1.0 + self.share
+    def slows_bytes(self, busy: float = 1.0) -> float:
+        """How many times as long bytes take while a kernel keeps that share of the units busy."""
+        return 1.0 + self.share * busy
 
 
 def contention(machine: Machine, engine: str, world: int) -> Contention:

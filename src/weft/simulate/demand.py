@@ -50,8 +50,7 @@ class Transfer:
 class Kernel:
     """A task on the compute units: `launch` seconds, then a body with `size` bytes of traffic.
 
-    `body` gives the seconds of its arithmetic and of its traffic on so many units, which go on at
-    once. `reach` is how long its `remote` bytes take over links that nobody else uses.
+    `reach` is how long its `remote` bytes take over links that nobody else uses.
     """
 
     __slots__ = ("_bodies", "_body", "draws", "launch", "reach", "remote", "size")
@@ -61,7 +60,7 @@ class Kernel:
         launch: float,
         size: float,
         draws: tuple[tuple[Resource, float], ...],
-        body: Callable[[int], tuple[float, float]],
+        body: Callable[[int], float],
         reach: float = 0.0,
         remote: float = 0.0,
     ) -> None:
@@ -71,24 +70,17 @@ class Kernel:
         self.reach = reach
         self.remote = remote
         self._body = body
-        self._bodies: dict[int, tuple[float, float]] = {}
+        self._bodies: dict[int, float] = {}
 
-    def parts(self, units: int) -> tuple[float, float]:
-        """Seconds of arithmetic and of memory traffic on so many units, each alone."""
+    def body(self, units: int) -> float:
+        """Seconds of the body alone on so many units, were all its operands in its own memory."""
         found = self._bodies.get(units)
         if found is None:
             found = self._bodies[units] = self._body(units)
         return found
 
-    def body(self, units: int, slower: float = 1.0) -> float:
-        """Seconds of the body on so many units, were all its operands in its own memory, with its
-        arithmetic `slower` by so much. Its traffic meets other bytes in the memory that they
-        share."""
-        arithmetic, traffic = self.parts(units)
-        return max(slower * arithmetic, traffic)
 
-
-_NOTHING = Kernel(0.0, 0.0, (), lambda units: (0.0, 0.0))
+_NOTHING = Kernel(0.0, 0.0, (), lambda units: 0.0)
 """A task that only waits."""
 
 
@@ -190,8 +182,8 @@ class Demands:
         written = sum(map(self.plan.num_bytes, task.targets))
         within = machine.memory.latency if self._pipelined(task) else 0.0
 
-        def body(units: int) -> tuple[float, float]:
-            return 0.0, memory_bound(machine, read, written, units=units).memory_seconds - within
+        def body(units: int) -> float:
+            return memory_bound(machine, read, written, units=units).memory_seconds - within
 
         total = float(read + written)
         regions = (*task.sources, *task.targets)
@@ -212,10 +204,10 @@ class Demands:
         traffic = whole.bytes + bytes_c * (2 if task.accumulate else 1) - m * n * DTYPES[dtype][1]
         traffic = max(traffic, float(bytes_c))
 
-        def body(units: int) -> tuple[float, float]:
+        def body(units: int) -> float:
             cost = gemm(machine, m, n, k, dtype, units=units)
             moving = machine.memory.latency + traffic / bandwidth_of(machine, units)
-            return _under_load(machine, cost.compute_seconds, load), moving
+            return max(_under_load(machine, cost.compute_seconds, load), moving)
 
         # Read in place, once: tiles that need the same rows run together and share them.
         wanted, here, reach = self._remote(task.rank, (task.a, task.b, task.c), traffic, 2)
@@ -239,12 +231,10 @@ class Demands:
         wanted.append((("memory", task.rank, 0), max(here, 0.0) / traffic))
         draws = self.node.draws(wanted)
         launch = whole.launch + (self.machine.links.latency if reach else 0.0)
-
-        def body(units: int) -> tuple[float, float]:
-            arithmetic, moving = whole.parts(units)
-            return share * arithmetic, share * moving
-
-        return Kernel(launch, traffic, draws, body, reach, traffic - here)
+        remote = traffic - here
+        return Kernel(
+            launch, traffic, draws, lambda units: share * whole.body(units), reach, remote
+        )
 
     def _pipelined(self, task: AnyTask) -> bool:
         """Whether the way to memory is hidden behind other work of the same kernel: its workers do

@@ -86,7 +86,7 @@ class Events(Queues[_Cost]):
             cap = cost.rate
             if cost.ends:
                 self._copies[rank][job] = None
-                cap = cap / self._contention.slows_bytes if rank in self._kernel_of else cap
+                cap /= self._slows_bytes(rank)
         else:
             if cost.body(self._machine.compute.units) <= 0.0:
                 self._end(job, now)
@@ -139,18 +139,19 @@ class Events(Queues[_Cost]):
         """A kernel has started or ended on a rank: bytes that pass its links feel it."""
         if not self._contention.share:
             return
-        slower = self._contention.slows_bytes if rank in self._kernel_of else 1.0
+        slower = self._slows_bytes(rank)
         for job in self._copies[rank]:
             if job.flow is not None and isinstance(job.cost, Transfer):
                 self._sharing.set_cap(job.flow, job.cost.rate / slower)
         for port, capacity in self._node.ports(rank):
             self._sharing.set_capacity(port, capacity / slower)
         self._drive(rank)
+        if self._flowing[rank]:
+            self._remember(rank)
 
     def _drive(self, rank: int) -> None:
         """What core-driven copies bring out of a device has changed."""
-        slower = self._contention.slows_bytes if rank in self._kernel_of else 1.0
-        bandwidth = self._driving[rank] * self._node.driven_bandwidth / slower
+        bandwidth = self._driving[rank] * self._node.driven_bandwidth / self._slows_bytes(rank)
         self._sharing.set_capacity(self._node.driven(rank), bandwidth)
 
     def _recap(self, rank: int) -> None:
@@ -158,16 +159,30 @@ class Events(Queues[_Cost]):
         job = self._kernel_of.get(rank)
         if job is not None and job.flow is not None and isinstance(job.cost, Kernel):
             self._sharing.set_cap(job.flow, self._cap(job.cost, rank))
+            self._remember(rank)
+
+    def _remember(self, rank: int) -> None:
+        """Sets what the memory of a rank gives to all that flows there: less to a kernel and bytes
+        of peers at once than to either."""
+        slower = 1.0
+        if rank in self._kernel_of:
+            slower = self._contention.slows_kernel(self._flowing[rank])
+        bandwidth = self._node.memory_bandwidth(self._units(rank)) / slower
+        memory = self._node.memory(rank)
+        if bandwidth != memory.capacity:
+            self._sharing.set_capacity(memory, bandwidth)
 
     def _hold(self, rank: int, units: int) -> None:
         """Compute units are taken for a core-driven copy, or given back."""
         before = self._units(rank)
         self._held[rank] += units
-        left = self._units(rank)
-        if left != before:
+        if self._units(rank) != before:
             self._recap(rank)
-            memory = self._node.memory(rank)
-            self._sharing.set_capacity(memory, self._node.memory_bandwidth(left))
+            self._remember(rank)
+
+    def _slows_bytes(self, rank: int) -> float:
+        """How many times as long bytes over the links of a rank take."""
+        return self._contention.slows_bytes() if rank in self._kernel_of else 1.0
 
     def _units(self, rank: int) -> int:
         """Compute units that are left to the rank's kernel."""
@@ -178,8 +193,8 @@ class Events(Queues[_Cost]):
         flowing = self._flowing[rank]
         if kernel.remote:  # bytes of its own; mirrored by what peers take from this rank
             flowing += kernel.remote / max(kernel.body(units), kernel.reach)
-        seconds = kernel.body(units, meeting.slows_kernel(flowing))
-        return kernel.size / max(seconds, kernel.reach * meeting.slows_bytes)
+        seconds = kernel.body(units) * meeting.slows_kernel(flowing)
+        return kernel.size / max(seconds, kernel.reach * meeting.slows_bytes())
 
 
 def _most_units(plan: Plan, machine: Machine) -> int:
