@@ -11,7 +11,7 @@ from weft.operation import ITEM_BYTES
 from weft.plan.gathering import HALF
 from weft.select import _rule
 from weft.simulate.cost import bandwidth_of
-from weft.simulate.cost.gemm import MOST_SPLITS
+from weft.simulate.cost.gemm import MOST_SPLITS, SPREAD, TIE
 from weft.simulate.cost.rates import TRUST_DISTANCE, corrections
 
 _DRIVERS = ("dma", "cores")
@@ -212,5 +212,7 @@ def gemms(machine: Machine, dtype: str, share: float = 1.0) -> _rule.Gemms:
             machine.launch.kernel,
             memory.latency,
             bandwidth_of(machine),
+            SPREAD,
+            TIE,
         ],
     )
