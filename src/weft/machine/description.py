@@ -176,6 +176,9 @@ class Protocol:
     latency: Positive
     peer_latency: float  # in addition, for every peer
     bandwidth: Positive  # out of a device, all links
+    collectives: tuple[str, ...] = ()  # which the library uses it for; none named: for all
+    most_bytes: Positive = inf  # of a rank; beyond, the library takes another, quicker or not
+    local_share: float | None = None  # where it is not `cores.local_share`
 
 
 @dataclass(frozen=True)

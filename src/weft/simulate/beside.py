@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from weft.machine import Machine
 from weft.plan.concurrent import Concurrent
 from weft.plan.tasks import AnyTask, Copy, Matmul, Plan
-from weft.simulate.cost.collective import collective
+from weft.simulate.cost.collective import bandwidth_by_cores, collective
 from weft.simulate.cost.gemm import SPREAD, GemmCost, gemm
 from weft.simulate.demand import Kernel, Transfer
 from weft.simulate.events import Events
@@ -65,8 +65,9 @@ class BesideEvents(Events):
             if self._confined:
                 bandwidth = self._node.memory_bandwidth(self._units(rank))
                 self._sharing.set_capacity(self._node.memory(rank), bandwidth)
-            if strategy.reserved:
-                self._driving[rank] = min(1.0, strategy.reserved / self._most_held)
+            if plan.operation.world > 1:
+                driven = _driven(plan, machine, strategy)
+                self._driving[rank] = driven / self._node.driven_bandwidth
                 self._drive(rank)
 
     def _cost(self, task: AnyTask, lane: Lane, now: float) -> tuple[Kernel | Transfer, float]:
@@ -150,14 +151,23 @@ def _silence_of(plan: Plan, machine: Machine, strategy: Strategy) -> float:
         world,
         driver=strategy.engine,
         variant=variant,
+        units=strategy.reserved or None,
     )
     peers, links = world - 1, machine.links
-    rate = min(machine.engines.bandwidth, links.to_one_peer(), links.out_of_device(world) / peers)
     if strategy.engine == "cores":
-        best = max(protocol.bandwidth for protocol in machine.cores.protocols)
-        reach = links.out_of_device(world) / links.out_of_device(links.world)
-        rate = min(links.to_one_peer(), best * reach / peers)
+        rate = _driven(plan, machine, strategy) / peers
+    else:
+        rate = min(machine.engines.bandwidth, links.out_of_device(world) / peers)
+    rate = min(rate, links.to_one_peer())
     return max(0.0, seconds - operation.total_bytes / world / rate)
+
+
+def _driven(plan: Plan, machine: Machine, strategy: Strategy) -> float:
+    """Bytes per second that the collective brings out of a device, with the units it has."""
+    operation = plan.operation
+    assert isinstance(operation, Concurrent)
+    reserved = strategy.reserved or None
+    return bandwidth_by_cores(machine, operation.collective, operation.world, reserved)
 
 
 def _busy_share(machine: Machine, task: Matmul, cost: GemmCost, needed: int) -> float:
