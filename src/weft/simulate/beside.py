@@ -122,7 +122,9 @@ class BesideEvents(Events):
 
     def _slows_bytes(self, rank: int) -> float:
         # Behind a GEMM, bytes flow while its last tiles end: half of them are left, as a mean.
-        return self._contention.slows_bytes(0.5) if self._fading(rank) else super()._slows_bytes(rank)
+        return (
+            self._contention.slows_bytes(0.5) if self._fading(rank) else super()._slows_bytes(rank)
+        )
 
     def _fading(self, rank: int) -> bool:
         return self._behind and rank in self._kernel_of and rank not in self._ahead
@@ -173,8 +175,8 @@ def _driven(plan: Plan, machine: Machine, strategy: Strategy) -> float:
 def _busy_share(machine: Machine, task: Matmul, cost: GemmCost, needed: int) -> float:
     """The share of a GEMM's time after which `needed` units are free for who was launched next.
 
-    Tiles fill the units, then each further one takes the place of one that ends, and ends are spread
-    evenly over the time of a tile. So from when the last tile is handed out, a tile's time before
+    Tiles fill the units, then each further one takes the place of one that ends, and ends are
+    spread evenly over the time of a tile. So from when the last tile is handed out, a tile's time before
     the end of all, places become free one by one. A collective that fills them as they come has
     moved as much by the time it has all as one that gets all of them halfway.
     """

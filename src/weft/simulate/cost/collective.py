@@ -85,8 +85,8 @@ def _by_cores(
     """The library takes the protocol that is quickest, of those it has for the size."""
     cores, links = machine.cores, machine.links
     peers = world - 1
-    # Fewer devices leave links of a mesh unused; fewer units leave all of them hungry, and let peers
-    # take turns, each of which costs what a launch of the collective does.
+    # Fewer devices leave links of a mesh unused; fewer units leave all of them hungry, and let
+    # peers take turns, each of which costs what a launch of the collective does.
     reach, turns = links.out_of_device(world) / links.out_of_device(links.world), 1
     if units is not None:
         enough = _enough(machine, kind)
