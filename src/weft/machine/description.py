@@ -240,7 +240,8 @@ class Machine:
     def without_contention(self) -> Machine:
         """The machine if kernels and bytes did not slow each other beyond sharing compute units and
         memory bandwidth: what it makes of a plan is an upper bound."""
-        return replace(self, links=replace(self.links, interference=0.0))
+        title = f"{self.title}, without contention (upper bound)"
+        return replace(self, title=title, links=replace(self.links, interference=0.0))
 
     def captured(self) -> Machine:
         """The machine for plans that are captured in a graph once and launched as a whole: no host
@@ -252,7 +253,10 @@ class Machine:
             tiling = compute.tiling
             second = max(0.0, tiling.split_seconds - (launch.gap - gap))
             compute = replace(compute, tiling=replace(tiling, split_seconds=second))
-        return replace(self, compute=compute, launch=replace(launch, host=0.0, gap=gap))
+        launch = replace(launch, host=0.0, gap=gap)
+        return replace(
+            self, title=f"{self.title}, captured in a graph", compute=compute, launch=launch
+        )
 
     def __hash__(self) -> int:
         # Costs are cached by machine: the name and a few numbers are enough to hash by, and
