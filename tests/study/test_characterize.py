@@ -9,7 +9,7 @@ import pytest
 from weft.machine import load
 from weft.plan.tasks import Matmul
 from weft.simulate import run
-from weft.study.characterize import (
+from weft.study.characterization import (
     CUTS,
     DRIVERS,
     Characterization,
@@ -59,7 +59,7 @@ def test_small_gemms_bear_less_cutting_and_engines_less_company(mi300x: Characte
         assert 0 < large.decomposition[cut] < small.decomposition[cut]
     for axis in ("m", "k"):
         assert large.decomposition[axis, 8] < large.decomposition[axis, 64]
-    # A compute-bound GEMM leaves memory to engines, but not units to cores, which also disturb more.
+    # A compute-bound GEMM leaves memory to engines, but not units to cores, which disturb more.
     node = load("mi300x")
     share, traffic = node.links.interference, node.cores.memory_bytes_per_byte
     assert large.contention["dma"] == pytest.approx(share, abs=0.01)

@@ -26,7 +26,7 @@ from weft.report.c3_page import (
 from weft.report.files import check_target
 from weft.report.terminal import table
 from weft.study.c3 import measured, simulated
-from weft.study.c3.result import Study
+from weft.study.c3.findings import Study
 from weft.timeline import Timeline
 
 HOST = "cpu"

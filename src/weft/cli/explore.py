@@ -12,20 +12,20 @@ from weft.cli.console import Json, console, print_json, progress
 from weft.cli.explore_cluster import explore_collective, explore_shape, explore_workload
 from weft.errors import Unsupported, nearest
 from weft.machine import Machine, load, names
+from weft.models.workloads import WORKLOADS
 from weft.operation import ITEM_BYTES, find
 from weft.report.cells import Cell
 from weft.report.explore_figures import LOSSES
 from weft.report.explore_page import rows_of, summary_of, write_explore_page
 from weft.report.files import check_target
+from weft.report.perfetto import write_trace
 from weft.report.terminal import table
-from weft.report.trace import write_trace
 from weft.schedule import Schedule
 from weft.select.heuristic import choose
 from weft.simulate.cluster import ALGORITHMS
-from weft.study.explore import Exploration, Scenario
-from weft.study.explore import explore as simulate
+from weft.study.exploration import Exploration, Scenario
+from weft.study.exploration import explore as simulate
 from weft.study.scenarios import Shape, ficco, from_csv
-from weft.study.workloads import WORKLOADS
 from weft.timeline import Timeline
 
 SETS = {"ficco": ficco}
@@ -198,7 +198,7 @@ def _chosen(found: Exploration, scenario: Scenario) -> str:
     choice = choose(found.machine, scenario.operation).schedule
     known = next((o for o in scenario.outcomes if o.schedule == choice), None)
     said = "" if known is None else f", {known.seconds * 1e3:.3f} ms ({known.speedup:.2f}x)"
-    return f"The rule behind schedule=\"auto\" chooses {choice}{said}."
+    return f'The rule behind schedule="auto" chooses {choice}{said}.'
 
 
 def show(found: Exploration) -> None:

@@ -15,8 +15,8 @@ from math import sqrt
 from weft.machine import Machine
 from weft.schedule import Schedule
 from weft.study.c3 import simulated
-from weft.study.c3.scenarios import llama
-from weft.study.explore import explore
+from weft.study.c3.cases import llama
+from weft.study.exploration import explore
 from weft.study.scenarios import ficco
 
 LARGEST = 1.6
