@@ -41,6 +41,10 @@ class Try:
     largest: dict[str, float]
     published: Mapping[str, float]
 
+    def mean(self, name: str) -> float:
+        """Percent of ideal under a strategy, over both halves."""
+        return sum(ladder[name] for ladder in self.ladder.values()) / len(self.ladder)
+
     def miss(self, half: str) -> float:
         """Root mean square of the distances from what was published, in points; a hundredth of
         FiCCO's speedup is a point too."""
