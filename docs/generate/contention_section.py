@@ -61,6 +61,7 @@ def section(found: Fidelity, story: Story) -> str:
     tried = attempts(machine)
     concurrent, short = study.mean("concurrent"), _short(machine)
     eager, graph = (_one(m, _LAUNCHES) for m in (machine, machine.captured()))
+    captured = [_captured(machine, *sizes) for sizes in SHAPES]
     text = Path(__file__).with_suffix(".md").read_text("utf-8")
     return text.format(
         interference=machine.links.interference,
@@ -86,7 +87,8 @@ def section(found: Fidelity, story: Story) -> str:
         short=1e6 * short[2],
         eager_launch=1e3 * eager.outcome(_UNFUSED).losses.launch,
         captured_launch=1e3 * graph.outcome(_UNFUSED).losses.launch,
-        captured="\n".join(_captured(machine, *sizes) for sizes in SHAPES),
+        winners=_winners(captured),
+        captured="\n".join(line for line, _ in captured),
     )
 
 
@@ -170,16 +172,25 @@ def _one(machine: Machine, shape: Shape) -> Scenario:
     return explore(machine, "all_gather_matmul", [shape], WORLD).scenarios[0]
 
 
-def _captured(machine: Machine, m: int, n: int, k: int) -> str:
+def _winners(captured: Sequence[tuple[str, bool]]) -> str:
+    changed = sum(not same for _, same in captured)
+    if not changed:
+        return "In none of the sizes below does another schedule win."
+    return f"In {changed} of the sizes below another schedule wins."
+
+
+def _captured(machine: Machine, m: int, n: int, k: int) -> tuple[str, bool]:
+    """A line of the table, and whether the same schedule wins with and without capture."""
     shape = Shape(m, n, k, dtype="bfloat16")
     graph = machine.captured()
-    cells = []
+    cells, winners = [], set()
     for there in (machine, graph):
         scenario = _one(there, shape)
         best = scenario.best
+        winners.add(best.schedule)
         cells.append(f"{best.schedule}, {1e3 * best.seconds:.3f} ms ({best.speedup:.2f}x)")
         if there is graph:
             chosen = choose(graph, scenario.operation).schedule
             seconds = run(scenario.operation.lower(chosen), graph).seconds
             cells.append(f"{chosen}, {1e3 * seconds:.3f} ms")
-    return f"| {m} x {n} x {k} | {' | '.join(cells)} |"
+    return f"| {m} x {n} x {k} | {' | '.join(cells)} |", len(winners) == 1
