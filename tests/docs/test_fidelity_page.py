@@ -21,7 +21,6 @@ from weft.study.ficco import Story
 from weft.study.prediction import keep_results
 from weft.study.scenarios import ficco
 
-
 PAIRS = ((0.0, 1.45), (0.3, 1.45))
 """Two numbers of contention with what was published between them."""
 
