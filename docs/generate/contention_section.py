@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from weft.machine import Machine, load
 from weft.plan.concurrent import Concurrent
@@ -190,7 +191,8 @@ def _captured(machine: Machine, m: int, n: int, k: int) -> tuple[str, bool]:
         winners.add(best.schedule)
         cells.append(f"{best.schedule}, {1e3 * best.seconds:.3f} ms ({best.speedup:.2f}x)")
         if there is graph:
-            chosen = choose(graph, scenario.operation).schedule
+            operation: Any = scenario.operation
+            chosen = choose(graph, operation).schedule
             seconds = run(scenario.operation.lower(chosen), graph).seconds
             cells.append(f"{chosen}, {1e3 * seconds:.3f} ms")
     return f"| {m} x {n} x {k} | {' | '.join(cells)} |", len(winners) == 1

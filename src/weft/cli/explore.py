@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -195,7 +195,8 @@ def _as_asked(machine: Machine, contention: bool, captured: bool) -> Machine:
 
 def _chosen(found: Exploration, scenario: Scenario) -> str:
     """What `schedule="auto"` would choose there, and what that would take."""
-    choice = choose(found.machine, scenario.operation).schedule
+    operation: Any = scenario.operation
+    choice = choose(found.machine, operation).schedule
     known = next((o for o in scenario.outcomes if o.schedule == choice), None)
     said = "" if known is None else f", {known.seconds * 1e3:.3f} ms ({known.speedup:.2f}x)"
     return f'The rule behind schedule="auto" chooses {choice}{said}.'
