@@ -1,18 +1,25 @@
 # make demo: sets up and runs the tour.   make test: sets up and passes the tests.
 # Both make their own .venv and need only Python 3.11+, a C++20 compiler and cmake.
+#
+# Besides, and no part of `make test` but for the first:
+#   make native-test   the native parts by themselves
+#   make odr           that no two types of the native modules share a name
+#   make sanitize      native and Python tests under address, undefined and thread sanitizers
+#   make conformance   PyTorch's own distributed suite on the backend "weft"
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-NATIVE := $(wildcard native/*.cpp native/*.h) native/CMakeLists.txt
+NATIVE := $(filter-out native/tests/% native/loom/%, $(wildcard native/*.* native/*/*.cpp native/*/*.h native/*/*.inc))
 
-.PHONY: demo test check setup clean
+.PHONY: demo test check setup clean native-test odr sanitize conformance
 
 demo: setup
 	$(BIN)/weft demo
 
+# Half of the time tests wait for each other's ranks, links and deadlines: two of them at a time.
 test: check
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 check: setup
 	$(BIN)/ruff check .
@@ -31,6 +38,24 @@ $(VENV)/.ready: pyproject.toml constraints.txt $(NATIVE)
 	@echo "setting up $(VENV) (the first time takes a few minutes)"
 	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
+
+native-test:
+	@cmake -S native -B build/native-tests -DWEFT_MODULES=OFF -DWEFT_TESTS=ON -DWEFT_ODR=ON >/dev/null
+	@cmake --build build/native-tests --parallel 2 >/dev/null
+	@build/native-tests/native_tests
+
+odr: setup
+	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target build/odr/site \
+	  -C cmake.define.WEFT_ODR=ON -C build-dir=build/odr/module .
+	@echo "no two types or functions of the native modules share a name"
+
+sanitize: setup
+	@$(BIN)/python tests/sanitizers/run.py
+
+conformance: setup
+	@$(BIN)/pip install --quiet --disable-pip-version-check --upgrade --target build/conformance/site \
+	  expecttest
+	@PYTHONPATH=build/conformance/site $(BIN)/python -m pytest -rs tests/conformance/torch_distributed.py
 
 clean:
 	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -9,6 +9,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <cstring>
+#include <stdexcept>
 
 #include "engine.h"
 
@@ -35,6 +36,23 @@ struct Block {
 struct RunningCall {
   std::shared_ptr<Call> call;
 };
+
+// What a rank's header says of its sizes is checked before it is used, whatever wrote it.
+[[noreturn]] void raise_corrupt(int rank) {
+  const std::string text = "rank " + std::to_string(rank) +
+                           " has a header that does not fit its memory; look for what overwrote it";
+  const nb::object error = nb::module_::import_("weft.errors").attr("PeerLost")(text, rank);
+  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
+  throw nb::python_error();
+}
+
+char* peer_buffer(Fabric& fabric, uint64_t call, int rank, int slot, uint64_t bytes) {
+  if (rank < 0 || rank >= fabric.heap().world() || slot < 0 || slot >= kMaxSlots)
+    throw nb::index_error("there is no such buffer");
+  char* data = fabric.heap().buffer(call, rank, slot, bytes);
+  if (!data) raise_corrupt(rank);
+  return data;
+}
 
 }  // namespace
 
@@ -111,6 +129,8 @@ NB_MODULE(_native, m) {
       .def(
           "stage",  // copies a private buffer into a block of this rank's part of the heap
           [](Fabric&, Block& block, uint64_t source, uint64_t size) {
+            if (size > block.size) throw std::length_error("the block is too small");
+            if (size == 0) return;  // an empty tensor may have no memory
             std::memcpy(block.heap->base(block.heap->rank()) + block.offset,
                         reinterpret_cast<const char*>(source), size);
           },
@@ -128,19 +148,20 @@ NB_MODULE(_native, m) {
           Unlocked())
       .def("header",
            [](Fabric& f, uint64_t call, int rank) {
-             const Header& h = f.heap().control(rank).headers[call % 2];
-             return nb::bytes(h.blob, h.blob_size);
+             const auto words = f.heap().words(call, rank);
+             if (!words) raise_corrupt(rank);
+             return nb::bytes(words->data(), words->size());
            })
       .def("entered",
            [](Fabric& f, int rank) { return f.heap().control(rank).entered.get(); })
       .def("peer_pointer",
            [](Fabric& f, uint64_t call, int rank, int slot) {
-             return uint64_t(f.peer_pointer(call, rank, slot));
+             return uint64_t(peer_buffer(f, call, rank, slot, 0));
            })
       .def("peer_array",
            [](nb::object self, uint64_t call, int rank, int slot, uint64_t size) {
              Fabric& f = nb::cast<Fabric&>(self);
-             char* data = f.peer_pointer(call, rank, slot);
+             char* data = peer_buffer(f, call, rank, slot, size);
              return nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(data, {size_t(size)}, self);
            })
       .def("launch",

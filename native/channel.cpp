@@ -34,7 +34,9 @@ Channel::~Channel() {
 }
 
 std::shared_ptr<Job> Channel::spare() {
-  if (!spare_ || spare_.use_count() > 1) {
+  // Nobody else refers to it, and whoever last worked at it is through: `done` is the last that is
+  // written of a job, so reading it acquires all the rest. The count of uses alone would not.
+  if (!spare_ || spare_.use_count() > 1 || !spare_->done.load(std::memory_order_acquire)) {
     spare_ = std::make_shared<Job>();
   } else {
     spare_->renew();
@@ -116,9 +118,10 @@ Outcome Channel::wait(Job& job, int64_t until) {
 
 bool Channel::withdraw(Job& job) {
   std::lock_guard lock(mutex_);
-  if (job.done.load() || job.phase != Job::Phase::start) return false;
+  // Of a job that is not queued, nothing but `done` may be looked at: somebody works at it.
   const auto same = [&](const std::shared_ptr<Job>& other) { return other.get() == &job; };
-  if (std::none_of(queue_.begin(), queue_.end(), same)) return false;  // just begun
+  if (std::none_of(queue_.begin(), queue_.end(), same)) return false;
+  if (job.phase != Job::Phase::start) return false;
   job.chunk = kChunkBytes;
   job.words = describe(job);
   job.kind = Kind::refused;
@@ -178,9 +181,10 @@ Facts Channel::last() {
 
 std::vector<int> Channel::late(const Job& job) {
   std::vector<int> ranks;
+  const uint64_t number = job.number;
   for (int r = 0; r < world_; ++r) {
-    if (r == rank_ || of(r).finished.value.load() >= job.number) continue;
-    if (uint32_t(announced(job, r).stamp.load() >> 32) != uint32_t(job.number)) ranks.push_back(r);
+    if (r == rank_ || of(r).finished.value.load() >= number) continue;
+    if (uint32_t(announced(job, r).stamp.load() >> 32) != uint32_t(number)) ranks.push_back(r);
   }
   return ranks;
 }

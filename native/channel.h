@@ -99,6 +99,7 @@ class Channel {
   uint32_t signature(const Job& job) const;
   bool small(const Job& job) const;
   bool exposable(const Job& job) const;
+  int overfull(const Job& job) const;
   void send_pair(Job& job, int target, const char* from, uint64_t bytes);
   void send_all(Job& job, const char* from, uint64_t bytes, char* also, const uint64_t* made);
   void receive(Job& job, int source, bool shared, uint64_t offset, char* to, uint64_t bytes);
@@ -114,7 +115,7 @@ class Channel {
   int64_t spin_ns_;
   bool crowded_;
   Tuning tuning_;
-  uint64_t number_ = 0;
+  std::atomic<uint64_t> number_{0};  // of the last job begun; `abort` may look while one works
   std::vector<uint64_t> posted_;                     // by ring of this rank: 0 is the shared one
   std::vector<uint64_t> taken_shared_, taken_pair_;  // by source
 

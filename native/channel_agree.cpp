@@ -10,6 +10,7 @@ namespace weft {
 namespace {
 
 constexpr char kMeant = 'm', kRefused = 'r', kWithdrawn = 'w';
+constexpr uint64_t kMostBytes = 1ull << 62;  // of one rank in one collective; sums of offsets fit
 
 }  // namespace
 
@@ -50,7 +51,7 @@ bool Channel::small(const Job& job) const {
     case Kind::scatter:
       return sum <= tuning_.small;
     case Kind::all_to_all:
-      if (job.uneven) return total(job.in) + 16 * uint64_t(world_) <= tuning_.small;
+      if (job.uneven) return total(job.in) + splits_bytes(world_) <= tuning_.small;
       return most * uint64_t(world_) <= tuning_.small;
     default:
       return true;
@@ -69,9 +70,11 @@ bool Channel::exposable(const Job& job) const {
 }
 
 void Channel::announce(Job& job) {
-  job.number = ++number_;
+  const uint64_t number = number_.load(std::memory_order_relaxed) + 1;  // only one works at a time
+  number_.store(number, std::memory_order_relaxed);
+  job.number.store(number, std::memory_order_relaxed);
   job.started = now_ns();
-  job.deadline = job.started + job.patience;
+  job.deadline = later(job.started, job.patience);
   const Links& links = fabric_.links();
   job.chunk = std::min<uint64_t>(tuning_.chunk, links.piece_bytes() / 64 * 64);
   Announcement& own = of(rank_).announcements[job.number % 2];
@@ -106,6 +109,22 @@ void Channel::announce(Job& job) {
     if (r != rank_) of(r).bell.ring();
 }
 
+// A rank whose splits cannot be: their sum is beyond any memory, or, where the data is said to be in the
+// announcement, beyond that. -1 if there is none.
+int Channel::overfull(const Job& job) const {
+  for (int s = 0; s < world_; ++s) {
+    const Announcement& theirs = announced(job, s);
+    const uint64_t room = theirs.place == 0 ? sizeof theirs.data - splits_bytes(world_) : kMostBytes;
+    uint64_t sum = 0;
+    for (int t = 0; t < world_; ++t) {
+      const uint64_t size = splits(theirs)[t];
+      if (size > room - sum) return s;
+      sum += size;
+    }
+  }
+  return -1;
+}
+
 Outcome Channel::agree(Job& job, bool patient) {
   int next = 0;
   const auto all_here = [&] {
@@ -128,6 +147,8 @@ Outcome Channel::agree(Job& job, bool patient) {
   bool here = true;
   for (int r = 0; r < world_; ++r) here &= announced(job, r).place == 0;
   if (job.uneven && world_ > 1) {
+    const int corrupt = overfull(job);
+    if (corrupt >= 0) return {Code::corrupt, corrupt};
     for (int s = 0; s < world_; ++s)
       for (int t = 0; t < world_; ++t) {
         const uint64_t sent = splits(announced(job, s))[t];
@@ -144,7 +165,7 @@ Outcome Channel::agree(Job& job, bool patient) {
   }
   job.phase = here ? Job::Phase::deliver : Job::Phase::move;
   if (!here) prepare(job);
-  return {};
+  return job.corrupt < 0 ? Outcome{} : Outcome{Code::corrupt, job.corrupt};
 }
 
 // Ranks that disagree explain themselves, and all read the same.
@@ -169,21 +190,27 @@ Outcome Channel::say(Job& job, bool patient) {
   if (outcome.code != Code::ok) return outcome;
   job.outcome = {Code::disagree, -1};
   job.words.clear();
+  // What a rank said, without the letter that says how it means it.
+  const auto said = [&](int r) {
+    const char* text = of(r).words[parity] + 1;
+    return std::string(text, strnlen(text, kWords - 1));
+  };
+  const std::string number = std::to_string(job.number);
   for (int r = 0; r < world_ && job.words.empty(); ++r) {
-    const char* text = of(r).words[parity];
-    if (text[0] == kMeant) continue;
-    const bool withdrawn = text[0] == kWithdrawn;
-    if (withdrawn) job.outcome = {Code::withdrawn, r};
-    job.words = "collective " + std::to_string(job.number) +
-                (withdrawn ? std::string(", ") + (text + 1) + ", was cancelled by rank " +
-                                 std::to_string(r)
-                           : " was refused by rank " + std::to_string(r) + ": " + (text + 1));
+    const char means = of(r).words[parity][0];
+    if (means == kMeant) continue;
+    const std::string rank = std::to_string(r);
+    if (means == kWithdrawn) {
+      job.outcome = {Code::withdrawn, r};
+      job.words = "collective " + number + ", " + said(r) + ", was cancelled by rank " + rank;
+    } else {
+      job.words = "collective " + number + " was refused by rank " + rank + ": " + said(r);
+    }
   }
   for (int r = 1; r < world_ && job.words.empty(); ++r)
-    if (std::strcmp(of(0).words[parity], of(r).words[parity]) != 0)
-      job.words = "ranks disagree in collective " + std::to_string(job.number) + ": rank 0 calls " +
-                  (of(0).words[parity] + 1) + ", rank " + std::to_string(r) + " calls " +
-                  (of(r).words[parity] + 1);
+    if (said(r) != said(0))
+      job.words = "ranks disagree in collective " + number + ": rank 0 calls " + said(0) +
+                  ", rank " + std::to_string(r) + " calls " + said(r);
   job.phase = Job::Phase::ended;
   return {};
 }
@@ -196,7 +223,7 @@ Outcome Channel::deliver(Job& job, bool patient) {
     const char* sources[kMaxWorld];
     uint64_t moved[kMaxWorld] = {};
     for (int s = 0; s < world_; ++s)
-      sources[s] = announced(job, s).data + (job.uneven ? 16 * uint64_t(world_) : 0);
+      sources[s] = announced(job, s).data + (job.uneven ? splits_bytes(world_) : 0);
     const auto copy = [&](int s, const Piece& to, uint64_t offset, const Piece& own) {
       const char* from = s == rank_ ? own.data : sources[s] + offset;
       if (from != to.data && to.bytes) move(to.data, from, to.bytes, false);

@@ -22,6 +22,8 @@ using Result = std::pair<int, int>;
 Result result(const Outcome& outcome) { return {int(outcome.code), outcome.rank}; }
 using Unlocked = nb::call_guard<nb::gil_scoped_release>;
 
+constexpr double kLongestPatience = 4e9;  // seconds: more than a century, and no overflow in ns
+
 char* pointer(uint64_t address) { return reinterpret_cast<char*>(address); }
 
 // One piece per size, one after the other from an address on, or each at its own address.
@@ -121,7 +123,7 @@ nb::object quick(Channel& c, int kind, nb::handle x, nb::handle out, int reducti
   if (bytes == 0) return nb::bool_(false);
   if (reduces(Kind(kind)) && !can_reduce(from.dtype, Reduction(reduction))) return nb::bool_(false);
   auto job = describe(c.spare(), kind, int(from.dtype), int(from.item), reduction, root, false,
-                      int64_t(patience * 1e9));
+                      int64_t(std::min(patience, kLongestPatience) * 1e9));
   lay_alike(*job, c.world(), uint64_t(from.data), uint64_t(to.data), bytes);
   Outcome outcome;
   {
@@ -138,7 +140,7 @@ void bind_channel(nb::module_& m) {
   nb::class_<Job>(m, "Job")
       .def_prop_ro("done", [](Job& j) { return j.done.load(); })
       .def_prop_ro("outcome", [](Job& j) { return result(j.outcome); })
-      .def_prop_ro("number", [](Job& j) { return j.number; })
+      .def_prop_ro("number", [](Job& j) { return j.number.load(); })
       .def_prop_ro("words", [](Job& j) { return j.words; })
       .def_prop_ro("marks", [](Job& j) {  // once it is over: (act, peer, bytes, start, end)
         std::vector<std::tuple<int, int, uint64_t, int64_t, int64_t>> marks;
@@ -250,7 +252,7 @@ void bind_channel(nb::module_& m) {
              message->tag = tag;
              message->data = pointer(data);
              message->bytes = bytes;
-             message->deadline = now_ns() + patience;
+             message->deadline = later(now_ns(), patience);
              nb::gil_scoped_release unlocked;
              if (sends) {
                all.send(message, background);

@@ -1,4 +1,15 @@
 // What the channel of a group has in shared memory, for each rank.
+//
+// Memory orders. Every flag here (`stamp`, `posted`, `taken`, `finished`, `failed`, `said`) has one
+// writer, only grows, and guards plain memory of its writer: it is stored with release after that memory
+// was written or read for the last time, and loaded with acquire before that memory is touched.
+//   stamp     guards `place` and `data` of the announcement. They are written again two collectives
+//             later, which takes the announcement of every rank for the one between, and with it the
+//             end of all reading of this one: ranks announce a collective after they are through with
+//             the one before.
+//   posted    guards the chunks of a ring; `taken` of each reader guards that they may be written again.
+//   finished  guards inputs that peers read in place: their owner goes on once all have finished.
+// Wake-ups need more than release and acquire: see Bell.
 #pragma once
 
 #include <atomic>
@@ -18,6 +29,11 @@ constexpr uint64_t kWords = 1024;
 
 // What a rank sleeps on when it waits for any of several things. Whoever makes one of them true
 // rings only where somebody sleeps, so that a ring costs nobody who is awake.
+//
+// No wake-up is lost. The ringer stores a flag, fences, and looks at `sleepers`; the sleeper marks
+// itself, fences, and looks at the flag. The fences are in one order for all: if the ringer's comes
+// first, the sleeper's look finds the flag; if the sleeper's comes first, the ringer sees the mark and
+// changes `value`, which the sleeper had read before its look, so that the kernel does not let it sleep.
 struct alignas(64) Bell {
   std::atomic<uint32_t> value;
   std::atomic<uint32_t> sleepers;

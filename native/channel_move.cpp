@@ -40,7 +40,13 @@ void Channel::receive(Job& job, int source, bool shared, uint64_t offset, char* 
   r.to = to;
   r.bytes = bytes;
   if (place & kInPlace) {
-    r.direct = fabric_.heap().base(source) + place / 4 + offset;
+    const Heap& heap = fabric_.heap();
+    const uint64_t at = place / 4 + offset;  // place / 4 < 2^62, and offsets are below that, too
+    if (!heap.holds(at, bytes)) {
+      job.corrupt = source;
+      return;
+    }
+    r.direct = heap.base(source) + at;
     job.came[int(Way::in_place)] += bytes;
   } else {
     r.port = shared ? Port{&area_.shared(source), &taken_shared_[source]}
@@ -112,7 +118,12 @@ void Channel::prepare(Job& job) {
         for (int r = 0; r < rank_; ++r) offset += job.uneven ? splits(theirs)[r] : job.sizes[0];
         const Piece& to = job.out[s];
         if (theirs.place == 0) {  // its part of uneven splits is small, and here already
-          move(to.data, theirs.data + 16 * uint64_t(world_) + offset, to.bytes, false);
+          const uint64_t at = job.uneven ? splits_bytes(world_) + offset : sizeof theirs.data;
+          if (at + to.bytes > sizeof theirs.data) {
+            job.corrupt = s;
+            return;
+          }
+          move(to.data, theirs.data + at, to.bytes, false);
           job.came[int(Way::announcement)] += to.bytes;
         } else {
           receive(job, s, false, offset, to.data, to.bytes);
@@ -155,7 +166,7 @@ void Channel::prepare(Job& job) {
         r.port = {&area_.shared(s), &taken_shared_[s]};
         r.to = job.out[0].data + start(s);
         r.bytes = end(s) - start(s);
-              job.came[int(Way::ring)] += r.bytes;
+        job.came[int(Way::ring)] += r.bytes;
         job.receives.push_back(r);
       });
       break;

@@ -44,7 +44,10 @@ void become_responsive() {
 }
 
 Fabric::Fabric(int fd, int rank, int world, uint64_t span, int64_t spin_ns, int64_t engine_spin_ns)
-    : heap_(std::make_shared<Heap>(fd, rank, world, span)),
+    : Fabric(std::make_shared<Heap>(fd, rank, world, span), spin_ns, engine_spin_ns) {}
+
+Fabric::Fabric(std::shared_ptr<Heap> heap, int64_t spin_ns, int64_t engine_spin_ns)
+    : heap_(std::move(heap)),
       links_(*heap_),
       spin_ns_(spin_ns),
       engine_spin_ns_(engine_spin_ns) {}
@@ -83,10 +86,6 @@ Outcome Fabric::agree(uint64_t call, const std::vector<uint64_t>& signatures, in
   }
   if (!same) return {Code::disagree, -1};
   return heap_->check_results(call);
-}
-
-char* Fabric::peer_pointer(uint64_t call, int rank, int slot) {
-  return heap_->base(rank) + heap_->control(rank).headers[call % 2].offsets[slot];
 }
 
 void Fabric::launch(const std::shared_ptr<Call>& call) {
@@ -240,12 +239,17 @@ Outcome Engine::run_commands(Call& call) {
 }
 
 Outcome Engine::copy(Call& call, const Command& command, int64_t not_before) {
-  const char* source = address(call, command.source);
-  char* target = address(call, command.target);
+  const bool empty = command.rows == 0 || command.row_bytes == 0;
+  const char* source = empty ? nullptr : address(call, command.source, command);
+  if (!source && !empty) return {Code::corrupt, command.source.rank};
+  char* target = empty ? nullptr : address(call, command.target, command);
+  if (!target && !empty) return {Code::corrupt, command.target.rank};
   Links& links = fabric_.links();
   const int64_t start = now_ns();
   const bool local = command.source.rank == command.target.rank;
-  if (!links.paced() || local) {
+  if (empty) {
+    free_at_ = 0;
+  } else if (!links.paced() || local) {
     copy_2d(target, command.target.pitch, source, command.source.pitch, command.rows,
             command.row_bytes);
     free_at_ = 0;
@@ -289,9 +293,11 @@ Outcome Engine::pause(const Call& call, int64_t until, bool holds_core) {
   }
 }
 
-char* Engine::address(const Call& call, const End& end) {
+char* Engine::address(const Call& call, const End& end, const Command& command) {
   if (end.rank == fabric_.heap().rank()) return call.pointers[end.buffer] + end.offset;
-  return fabric_.peer_pointer(call.number, end.rank, end.buffer) + end.offset;
+  char* buffer = fabric_.heap().buffer(call.number, end.rank, end.buffer,
+                                       end.reach(command.rows, command.row_bytes));
+  return buffer ? buffer + end.offset : nullptr;
 }
 
 }  // namespace weft

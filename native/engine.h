@@ -21,6 +21,11 @@ struct End {
   int buffer;
   uint64_t offset;
   uint64_t pitch;
+
+  // The bytes of the buffer that these rows extend over.
+  uint64_t reach(uint64_t rows, uint64_t row_bytes) const {
+    return rows == 0 ? offset : offset + (rows - 1) * pitch + row_bytes;
+  }
 };
 
 struct Wait {
@@ -34,7 +39,7 @@ struct Command {
   End source, target;
   uint64_t rows, row_bytes;
   std::vector<Wait> waits;
-  int counter;             // set to the call when done; -1 where nobody waits
+  int counter;             // set to the number of the call when done; -1 if no task waits
   std::vector<int> rings;  // ranks whose compute may wait for it
 };
 
@@ -47,13 +52,13 @@ struct Span {
   int64_t start, end;
 };
 
-// One call in flight: what its commands need to know, and what became of them.
+// One running call: the inputs of its commands, and their outcome.
 struct Call {
   std::shared_ptr<const Program> program;
   uint64_t number = 0;
   int64_t deadline = 0;
   std::vector<char*> pointers;       // this rank's buffers
-  std::vector<uint64_t> signatures;  // what each rank's header must say
+  std::vector<uint64_t> signatures;  // those that the headers must have
   bool record = false;
 
   std::atomic<bool> cancel{false};
@@ -72,8 +77,9 @@ class Engine;
 class Fabric {
  public:
   // spin_ns: how long to spin for a peer before sleeping. engine_spin_ns: the same for this rank's
-  // own engines, which could not run meanwhile if the rank has but one core.
+  // own engines, which could not run meanwhile if the rank has only one core.
   Fabric(int fd, int rank, int world, uint64_t span, int64_t spin_ns, int64_t engine_spin_ns);
+  Fabric(std::shared_ptr<Heap> heap, int64_t spin_ns, int64_t engine_spin_ns);
   ~Fabric();
 
   Heap& heap() { return *heap_; }
@@ -81,13 +87,12 @@ class Fabric {
   Links& links() { return links_; }
   int64_t spin_ns() const { return spin_ns_; }
 
-  // Says that this rank has entered a call, and where its buffers are.
+  // Posts this rank's header: it has entered a call, with buffers at these offsets.
   void enter(uint64_t call, uint64_t signature, const std::vector<uint64_t>& offsets,
              const std::string& blob);
-  // Waits for every rank to enter the call; `disagree` if one means another call than expected.
+  // Waits for every rank to enter the call; `disagree` if a signature is not the expected one.
   Outcome agree(uint64_t call, const std::vector<uint64_t>& signatures, int64_t deadline,
                 const std::atomic<bool>* cancel = nullptr);
-  char* peer_pointer(uint64_t call, int rank, int slot);
 
   void launch(const std::shared_ptr<Call>& call);
   // Waits for every command of the call; once it is cancelled, until no engine touches a buffer of
@@ -97,12 +102,12 @@ class Fabric {
   Outcome wait(Call& call, int rank, int counter, int64_t* woken_at);
   // Waits for the doorbell to ring once more than `seen`.
   Outcome wait_doorbell(Call& call, uint64_t seen);
-  // When so many bytes, read or written in place since a moment, are through the link.
+  // The moment at which bytes that were read or written in place since another have passed the link.
   int64_t reserve(int source, int target, uint64_t bytes, int64_t since);
   // Holds the calling thread, and its core, until a moment.
   Outcome hold(uint64_t call, int64_t until, int64_t deadline);
-  // Says that this rank touches no other rank's memory for the call any more; gives whether all
-  // that it read there was sound.
+  // Posts that this rank no longer touches the memory of other ranks in the call; returns whether
+  // all that it read there is valid.
   Outcome done(uint64_t call);
   // Waits until no peer touches this rank's memory for a call any more.
   Outcome wait_released(uint64_t call, int64_t deadline);
@@ -127,7 +132,7 @@ class Engine {
   Outcome run_commands(Call& call);
   Outcome copy(Call& call, const Command& command, int64_t not_before);
   Outcome pause(const Call& call, int64_t until, bool holds_core);
-  char* address(const Call& call, const End& end);
+  char* address(const Call& call, const End& end, const Command& command);
 
   Fabric& fabric_;
   int peer_;

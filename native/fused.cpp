@@ -63,7 +63,8 @@ Outcome KernelRun::go() {
     const Outcome outcome = prepare(step);
     if (outcome.code != Code::ok) return outcome;
     const int64_t since = fabric_.links().paced() || record_ ? now_ns() : 0;
-    execute(step);
+    const Outcome executed = execute(step);
+    if (executed.code != Code::ok) return executed;
     signal(step, since);
     if (record_) spans_[at_] = {since, now_ns()};
     ++at_;
@@ -99,50 +100,75 @@ Outcome KernelRun::prepare(const Step& step) {
   return {};
 }
 
-void KernelRun::execute(const Step& step) {
+Outcome KernelRun::execute(const Step& step) {
   switch (step.work) {
-    case Work::multiply: {
-      if (!x_) {
-        x_pitch_ = operands_.weight.k;
-        if (kernel_->type == Type::f32) {
-          x_ = reinterpret_cast<const float*>(operands_.x);
-          x_pitch_ = operands_.x_pitch / sizeof(float);
-        } else {
-          widened_.resize(operands_.x_rows * x_pitch_ + 1);
-          for (uint64_t row = 0; row < operands_.x_rows; ++row)
-            kernels_.widen(operands_.x + row * operands_.x_pitch, kernel_->type, x_pitch_,
-                           widened_.data() + row * x_pitch_);
-          x_ = widened_.data();
-        }
-      }
-      for (const Piece& piece : step.pieces)
-        kernels_.multiply(x_, x_pitch_, piece.rows, operands_.weight, piece.column, piece.columns,
-                          reinterpret_cast<float*>(address(piece.target)),
-                          piece.target.pitch / sizeof(float));
-      break;
-    }
+    case Work::multiply:
+      return multiply(step);
     case Work::pool:
-      for (const Piece& piece : step.pieces)
-        operands_.bags->pool(kernels_, piece.first, piece.rows, piece.column, piece.columns,
-                             address(piece.target), piece.target.pitch);
-      break;
-    case Work::add: {
-      std::vector<const float*> sources(step.sources.size());
-      std::vector<char*> targets(step.targets.size());
-      for (uint64_t row = 0; row < step.rows; ++row) {
-        for (size_t i = 0; i < sources.size(); ++i)
-          sources[i] = reinterpret_cast<const float*>(address(step.sources[i]) +
-                                                      row * step.sources[i].pitch);
-        for (size_t i = 0; i < targets.size(); ++i)
-          targets[i] = address(step.targets[i]) + row * step.targets[i].pitch;
-        kernels_.add(sources.data(), sources.size(), step.columns, targets.data(), targets.size(),
-                     kernel_->type);
-      }
-      break;
-    }
+      return pool(step);
+    case Work::add:
+      return add(step);
     case Work::wait:
       break;
   }
+  return {};
+}
+
+Outcome KernelRun::multiply(const Step& step) {
+  if (!x_) {
+    x_pitch_ = operands_.weight.k;
+    if (kernel_->type == Type::f32) {
+      x_ = reinterpret_cast<const float*>(operands_.x);
+      x_pitch_ = operands_.x_pitch / sizeof(float);
+    } else {
+      widened_.resize(operands_.x_rows * x_pitch_ + 1);
+      for (uint64_t row = 0; row < operands_.x_rows; ++row)
+        kernels_.widen(operands_.x + row * operands_.x_pitch, kernel_->type, x_pitch_,
+                       widened_.data() + row * x_pitch_);
+      x_ = widened_.data();
+    }
+  }
+  for (const Rectangle& piece : step.pieces) {
+    char* target = address(piece.target, piece.rows, piece.columns * sizeof(float));
+    if (!target) return {Code::corrupt, piece.target.rank};
+    kernels_.multiply(x_, x_pitch_, piece.rows, operands_.weight, piece.column, piece.columns,
+                      reinterpret_cast<float*>(target), piece.target.pitch / sizeof(float));
+  }
+  return {};
+}
+
+Outcome KernelRun::pool(const Step& step) {
+  for (const Rectangle& piece : step.pieces) {
+    char* target = address(piece.target, piece.rows, piece.columns * size_of(kernel_->type));
+    if (!target) return {Code::corrupt, piece.target.rank};
+    operands_.bags->pool(kernels_, piece.first, piece.rows, piece.column, piece.columns, target,
+                         piece.target.pitch);
+  }
+  return {};
+}
+
+Outcome KernelRun::add(const Step& step) {
+  std::vector<const float*> sources(step.sources.size());
+  std::vector<char*> targets(step.targets.size());
+  for (size_t i = 0; i < sources.size(); ++i) {
+    const End& end = step.sources[i];
+    sources[i] =
+        reinterpret_cast<const float*>(address(end, step.rows, step.columns * sizeof(float)));
+    if (!sources[i]) return {Code::corrupt, end.rank};
+  }
+  for (size_t i = 0; i < targets.size(); ++i) {
+    const End& end = step.targets[i];
+    targets[i] = address(end, step.rows, step.columns * size_of(kernel_->type));
+    if (!targets[i]) return {Code::corrupt, end.rank};
+  }
+  for (uint64_t row = 0; row < step.rows; ++row) {
+    kernels_.add(sources.data(), sources.size(), step.columns, targets.data(), targets.size(),
+                 kernel_->type);
+    for (size_t i = 0; i < sources.size(); ++i)
+      sources[i] += step.sources[i].pitch / sizeof(float);
+    for (size_t i = 0; i < targets.size(); ++i) targets[i] += step.targets[i].pitch;
+  }
+  return {};
 }
 
 // Says that what a step stored is there: now, or on a paced link when it will have come through.
@@ -155,7 +181,7 @@ void KernelRun::signal(const Step& step, int64_t since) {
         until = std::max(until, fabric_.reserve(heap.rank(), end.rank, bytes, since));
     };
     const uint64_t item = step.work == Work::multiply ? sizeof(float) : size_of(kernel_->type);
-    for (const Piece& piece : step.pieces)
+    for (const Rectangle& piece : step.pieces)
       reserve(piece.target, piece.rows * piece.columns * item);
     for (const End& target : step.targets) reserve(target, step.rows * step.columns * item);
   }
@@ -187,9 +213,11 @@ Outcome KernelRun::release(bool all) {
   return {};
 }
 
-char* KernelRun::address(const End& end) {
-  if (end.rank == fabric_.heap().rank()) return pointers_[end.buffer] + end.offset;
-  return fabric_.peer_pointer(call_, end.rank, end.buffer) + end.offset;
+char* KernelRun::address(const End& end, uint64_t rows, uint64_t row_bytes) {
+  Heap& heap = fabric_.heap();
+  if (end.rank == heap.rank()) return pointers_[end.buffer] + end.offset;
+  char* buffer = heap.buffer(call_, end.rank, end.buffer, end.reach(rows, row_bytes));
+  return buffer ? buffer + end.offset : nullptr;
 }
 
 Outcome Repeat::start(Fabric& fabric, uint64_t call, int64_t patience, const Operands& operands,
@@ -197,7 +225,7 @@ Outcome Repeat::start(Fabric& fabric, uint64_t call, int64_t patience, const Ope
   fabric_ = &fabric;
   call_ = call;
   fabric.enter(call, signature_, {inbox_offset, y_offset}, blob_);
-  run_.emplace(fabric, kernel_, kernels_, call, now_ns() + patience,
+  run_.emplace(fabric, kernel_, kernels_, call, later(now_ns(), patience),
                std::vector<char*>{nullptr, nullptr, y, partial_.data(), inbox}, signatures_, operands,
                false);
   return go();

@@ -30,7 +30,7 @@ class Bags {
 };
 
 // A rectangle to make: of the product from `column` of the weight on, or of bags from `first` on.
-struct Piece {
+struct Rectangle {
   uint64_t first, column, rows, columns;
   End target;
 };
@@ -39,7 +39,7 @@ enum class Work : int { multiply = 0, pool = 1, add = 2, wait = 3 };
 
 struct Step {
   Work work;
-  std::vector<Piece> pieces;
+  std::vector<Rectangle> pieces;
   std::vector<End> sources, targets;  // of a sum
   uint64_t rows = 0, columns = 0;     // of a sum
   std::vector<Wait> waits;
@@ -79,10 +79,13 @@ class KernelRun {
 
   Outcome agree();
   Outcome prepare(const Step& step);
-  void execute(const Step& step);
+  Outcome execute(const Step& step);
+  Outcome multiply(const Step& step);
+  Outcome pool(const Step& step);
+  Outcome add(const Step& step);
   void signal(const Step& step, int64_t since);
   Outcome release(bool all);
-  char* address(const End& end);
+  char* address(const End& end, uint64_t rows, uint64_t row_bytes);
 
   Fabric& fabric_;
   std::shared_ptr<const Kernel> kernel_;

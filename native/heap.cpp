@@ -2,13 +2,9 @@
 
 #include "channel_layout.h"
 
-#include <fcntl.h>
 #include <poll.h>
-#include <sys/mman.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <stdexcept>
 
 namespace weft {
@@ -19,52 +15,68 @@ constexpr int64_t kSlice = 50'000'000;  // how often a sleeper looks after its p
 
 uint64_t round_up(uint64_t size, uint64_t to) { return (size + to - 1) / to * to; }
 
-std::runtime_error failure(const char* what) {
-  return std::runtime_error(std::string(what) + ": " + std::strerror(errno));
-}
-
-}  // namespace
-
-namespace {
 uint64_t calls_bytes(int world) {
   return round_up(sizeof(Control) + uint64_t(world) * sizeof(RankControl), kPage);
 }
+
+// All that a group needs, if that can be.
+uint64_t heap_bytes(int world, uint64_t span) {
+  if (world < 1 || world > kMaxWorld)
+    throw std::runtime_error("a heap is for 1 to " + std::to_string(kMaxWorld) + " ranks, not " +
+                             std::to_string(world));
+  const uint64_t control = Heap::control_bytes(world);
+  if (span % kPage != 0 || span > (uint64_t(INT64_MAX) - control) / uint64_t(world))
+    throw std::runtime_error("a rank's part of the heap cannot have " + std::to_string(span) +
+                             " bytes");
+  return control + uint64_t(world) * span;
+}
+
+std::shared_ptr<Mapping> map_heap(int fd, int world, uint64_t span) {
+  uint64_t bytes = 0;
+  try {
+    bytes = heap_bytes(world, span);
+  } catch (...) {
+    close(fd);
+    throw;
+  }
+  return std::make_shared<Mapping>(fd, bytes);
+}
+
 }  // namespace
 
 uint64_t Heap::control_bytes(int world) { return calls_bytes(world) + ChannelArea::bytes(world); }
 
-int Heap::create(int world, uint64_t span) {
-  const int fd = memfd_create("weft", MFD_CLOEXEC);
-  if (fd < 0) throw failure("cannot make shared memory (memfd_create)");
-  // Sparse: a page exists only once it is touched, so the size is only a limit.
-  if (ftruncate(fd, off_t(control_bytes(world) + uint64_t(world) * span)) != 0) {
-    const auto error = failure("cannot size shared memory (ftruncate)");
-    close(fd);
-    throw error;
-  }
-  return fd;
-}
+int Heap::create(int world, uint64_t span) { return Mapping::create(heap_bytes(world, span)); }
 
 Heap::Heap(int fd, int rank, int world, uint64_t span)
-    : rank_(rank), world_(world), span_(span), fd_(fd), pidfds_(world, -1) {
-  mapped_ = control_bytes(world) + uint64_t(world) * span;
-  void* map = mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
-  if (map == MAP_FAILED) throw failure("cannot map shared memory (mmap)");
-  map_ = static_cast<char*>(map);
-  control_ = reinterpret_cast<Control*>(map_);
-  channels_ = map_ + calls_bytes(world);
-  data_ = map_ + control_bytes(world);
+    : Heap(map_heap(fd, world, span), rank, world, span) {}
+
+Heap::Heap(std::shared_ptr<Mapping> mapping, int rank, int world, uint64_t span)
+    : rank_(rank),
+      world_(world),
+      span_(span),
+      owner_(getpid()),
+      mapping_(std::move(mapping)),
+      pidfds_(size_t(world), -1) {
+  if (rank < 0 || rank >= world || mapping_->bytes() != heap_bytes(world, span))
+    throw std::runtime_error("rank " + std::to_string(rank) + " has no place in this heap");
+  control_ = reinterpret_cast<Control*>(mapping_->base());
+  channels_ = mapping_->base() + calls_bytes(world);
+  data_ = mapping_->base() + control_bytes(world);
   free_[0] = span;
-  owner_ = getpid();
-  madvise(map, mapped_, MADV_DONTDUMP);
 }
 
 Heap::~Heap() {
   leave();
   for (const int fd : pidfds_)
     if (fd >= 0) close(fd);
-  munmap(map_, mapped_);
-  close(fd_);
+}
+
+std::optional<std::string_view> Heap::words(uint64_t call, int rank) {
+  const Header& header = control(rank).headers[call % 2];
+  const uint32_t size = header.blob_size;
+  if (size > kMaxBlob) return std::nullopt;
+  return std::string_view(header.blob, size);
 }
 
 void Heap::leave() {
@@ -74,6 +86,7 @@ void Heap::leave() {
 }
 
 uint64_t Heap::allocate(uint64_t size) {
+  if (size > span_) throw std::bad_alloc();
   size = round_up(std::max<uint64_t>(size, 1), kPage);
   std::lock_guard lock(mutex_);
   for (auto it = free_.begin(); it != free_.end(); ++it) {
@@ -96,8 +109,7 @@ void Heap::free(uint64_t offset) {
   if (used == used_.end()) return;
   uint64_t size = used->second;
   used_.erase(used);
-  const off_t at = off_t(control_bytes(world_) + uint64_t(rank_) * span_ + offset);
-  fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, at, off_t(size));
+  mapping_->discard(control_bytes(world_) + uint64_t(rank_) * span_ + offset, size);
   auto next = free_.lower_bound(offset);
   if (next != free_.end() && offset + size == next->first) {
     size += next->second;

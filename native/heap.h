@@ -1,15 +1,23 @@
-// The heap: one memfd that every rank of a group maps, with the group's control words at its start.
-// Nothing has a name in the file system, so nothing is left behind, however a process ends.
+// The heap: memory that every rank of a group maps, with the group's control words at its start, and
+// after them a part for each rank.
+//
+// What a rank reads there was written by another process, which may have a bug. So a size or an
+// offset that a peer wrote is compared with the bounds of the memory before it is used. A faulty
+// rank cannot make another rank read or write elsewhere.
 #pragma once
 
 #include <sys/types.h>
 
 #include <cstddef>
 #include <map>
+#include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "mapping.h"
 #include "signal.h"
 
 namespace weft {
@@ -17,9 +25,9 @@ namespace weft {
 constexpr int kMaxWorld = 64;
 constexpr int kMaxSlots = 16;         // buffers of a call that peers may touch
 constexpr int kMaxCounters = 1 << 15; // tasks of a rank that another lane waits for
-constexpr int kMaxBlob = 3840;        // the words of a call's header
+constexpr int kMaxBlob = 3840;        // the text of a call's header
 
-// What a rank says when it enters a call: its view of the call, and where its buffers are.
+// The header of a rank that enters a call: its proposal, and the offsets of its buffers.
 struct Header {
   uint64_t signature;
   uint64_t offsets[kMaxSlots];
@@ -31,7 +39,7 @@ struct Header {
 struct alignas(64) RankControl {
   alignas(64) Signal entered;   // the call that this rank has entered: its header can be read
   alignas(64) Signal done;      // the call after which this rank touches no other rank's memory
-  alignas(64) Signal doorbell;  // rung when something happened that this rank may wait for
+  alignas(64) Signal doorbell;  // counts events that this rank may wait for
   alignas(64) std::atomic<uint64_t> failed;  // the call in which this rank gave up; 0 for none
   std::atomic<uint32_t> left;                // set when the rank leaves the group in good order
   Header headers[2];  // by parity of the call: a rank is never two calls ahead of another
@@ -50,9 +58,10 @@ enum class Code : int {
   peer_left = 3,    // it left the group in good order
   peer_failed = 4,  // it gave up in an earlier call
   cancelled = 5,
-  disagree = 6,  // a header says another call than expected
-  again = 7,     // nothing yet: a chance for Python to handle its signals, then wait on
+  disagree = 6,  // a header has another signature than expected
+  again = 7,     // nothing yet: Python handles its signals, then waits again
   withdrawn = 8,  // a rank cancelled a collective before it began there
+  corrupt = 9,    // an offset or a size of a peer is out of bounds
 };
 
 struct Outcome {
@@ -62,8 +71,10 @@ struct Outcome {
 
 class Heap {
  public:
-  // `fd` is the group's memfd; rank 0 made it with `create`.
+  // `fd` is the group's memory; rank 0 made it with `create`. It is the heap's from here on.
   Heap(int fd, int rank, int world, uint64_t span);
+  // Another rank on memory that is mapped already: ranks of tests are threads of one process.
+  Heap(std::shared_ptr<Mapping> mapping, int rank, int world, uint64_t span);
   ~Heap();
   Heap(const Heap&) = delete;
   Heap& operator=(const Heap&) = delete;
@@ -79,6 +90,19 @@ class Heap {
   char* base(int rank) const { return data_ + uint64_t(rank) * span_; }
   bool contains(const void* p) const { return p >= base(rank_) && p < base(rank_) + span_; }
   uint64_t span() const { return span_; }
+  const std::shared_ptr<Mapping>& mapping() const { return mapping_; }
+  // Whether a range of bytes is inside of one rank's part.
+  bool holds(uint64_t offset, uint64_t bytes) const {
+    return offset <= span_ && bytes <= span_ - offset;
+  }
+  // The address of a rank's buffer, from its header of a call; null if these bytes are not inside
+  // of the rank's part.
+  char* buffer(uint64_t call, int rank, int slot, uint64_t bytes) {
+    const uint64_t offset = control(rank).headers[call % 2].offsets[slot];
+    return holds(offset, bytes) ? base(rank) + offset : nullptr;
+  }
+  // The text of a rank's header; empty if its size is not valid.
+  std::optional<std::string_view> words(uint64_t call, int rank);
   bool forked() const { return getpid() != owner_; }  // a child shares the memory, but is no rank
 
   // Blocks of this rank's part. Pages come when touched and go back when a block is freed.
@@ -86,7 +110,7 @@ class Heap {
   void free(uint64_t offset);
   uint64_t allocated() const;
 
-  // Says that this rank takes part in no further call.
+  // Marks that this rank takes part in no further call.
   void leave();
 
   void watch(int rank, int pidfd) { pidfds_[rank] = pidfd; }
@@ -94,8 +118,8 @@ class Heap {
   // A peer that can no longer do its part of the call, if any: one that died before one that only
   // gave up because of it.
   Outcome check_peers(uint64_t call);
-  // The same at most once a slice, and otherwise nothing: for one that finds work all the time. The
-  // memory of a dead peer can still be read, so nothing else would stop it.
+  // The same, at most once in a time slice: for threads that never wait. The memory of a dead peer can
+  // still be read, so nothing else would stop them.
   Outcome look_after_peers(uint64_t call);
   // `check_peers`, and also a peer that gave up in this very call: what was read from it may be spoiled.
   Outcome check_results(uint64_t call);
@@ -107,10 +131,9 @@ class Heap {
 
  private:
   int rank_, world_;
-  uint64_t span_, mapped_;
+  uint64_t span_;
   pid_t owner_;
-  int fd_;
-  char* map_;
+  std::shared_ptr<Mapping> mapping_;
   char* channels_;
   char* data_;
   Control* control_;

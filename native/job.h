@@ -11,7 +11,7 @@
 
 namespace weft {
 
-// In the order of `weft.collectives.kinds.KINDS`.
+// The numbers are those of `weft.plan.collective.KINDS`.
 enum class Kind : int {
   all_gather,
   all_to_all,
@@ -29,7 +29,7 @@ enum class Kind : int {
 enum class Way : int { announcement, ring, in_place };
 constexpr int kWays = 3;
 
-// What a rank did in a collective, for a recording. In the order of `weft.collectives.telling.ACTS`.
+// What a rank did in a collective, for a recording. In the order of `weft.collectives.recording.ACTS`.
 enum class Act : int { meet, stage, copy, sum, keep };
 
 struct Mark {
@@ -92,8 +92,9 @@ struct Job {
   enum class Phase { start, agree, say, deliver, move, release, ended };
   Phase phase = Phase::start;
   bool withdrawn = false;
-  uint64_t number = 0;
+  std::atomic<uint64_t> number{0};  // another thread may ask who is late
   int64_t deadline = 0;
+  int corrupt = -1;  // a rank whose announcement speaks of memory that it does not have
   uint64_t chunk = 0;
   bool streaming = false;
   bool exposed = false;   // peers read this rank's input where it lies
@@ -121,6 +122,7 @@ struct Job {
 
   void renew() {
     phase = Phase::start;
+    corrupt = -1;
     uneven = withdrawn = exposed = released = streaming = record = false;
     for (uint64_t& bytes : came) bytes = 0;
     chunks = 0;
@@ -158,5 +160,6 @@ inline uint64_t total(const std::vector<Piece>& pieces) {
 inline const uint64_t* splits(const Announcement& a) {
   return reinterpret_cast<const uint64_t*>(a.data);
 }
+inline uint64_t splits_bytes(int world) { return 2 * sizeof(uint64_t) * uint64_t(world); }
 
 }  // namespace weft

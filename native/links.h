@@ -1,12 +1,17 @@
 // Paced links: make one machine behave like a node whose links are slower than its memory.
 //
-// A link is a moment in shared memory: when it will be free. A transfer reserves time on every link
-// of its path and is over when the last one is. Reserving is one compare-and-swap, so a process that
-// is killed can never leave a link locked.
+// A link is a moment in shared memory at which it will be free. A transfer reserves time on every
+// link of its path, and ends when its last reservation ends. A reservation is one compare-and-swap,
+// so a process that is killed can never leave a link locked.
+//
+// All orders are relaxed: a moment protects no other memory, each compare-and-swap is a complete
+// reservation, and signals order the bytes that are moved. The same holds for the numbers of `set`,
+// which a Python thread writes while engines read them: each is used alone, and a reservation with
+// an old and a new number is as valid as one just before or after.
 #pragma once
 
 #include <algorithm>
-#include <vector>
+#include <atomic>
 
 #include "heap.h"
 
@@ -20,27 +25,29 @@ class Links {
 
   // Bytes per second of one link in each direction; 0 is memory speed.
   void set(double bandwidth, int64_t latency_ns, Topology topology) {
-    bandwidth_ = bandwidth;
-    latency_ns_ = latency_ns;
-    topology_ = topology;
+    bandwidth_.store(bandwidth, kRelaxed);
+    latency_ns_.store(latency_ns, kRelaxed);
+    topology_.store(topology, kRelaxed);
   }
 
-  bool paced() const { return bandwidth_ > 0 || latency_ns_ > 0; }
-  int64_t latency() const { return latency_ns_; }
+  bool paced() const { return bandwidth_.load(kRelaxed) > 0 || latency() > 0; }
+  int64_t latency() const { return latency_ns_.load(kRelaxed); }
 
   // The most that one reservation should take, so that transfers on one link take turns.
   uint64_t piece_bytes() const {
-    constexpr double kTurn = 2e-3;
-    if (bandwidth_ <= 0) return UINT64_MAX;
-    return std::max<uint64_t>(uint64_t(bandwidth_ * kTurn), 16 << 10);
+    constexpr double kTurn = 2e-3, kMost = 0x1p62;
+    const double bandwidth = bandwidth_.load(kRelaxed);
+    if (bandwidth <= 0) return UINT64_MAX;
+    return std::max<uint64_t>(uint64_t(std::min(bandwidth * kTurn, kMost)), 16 << 10);
   }
 
-  // Reserves the path for so many bytes, not before a moment; gives when the last byte is through.
+  // Reserves the path for these bytes, not before a moment; returns when the last byte has passed.
   int64_t reserve(int source, int target, uint64_t bytes, int64_t not_before) {
-    if (bandwidth_ <= 0 || source == target) return not_before;
-    const int64_t duration = int64_t(double(bytes) / bandwidth_ * 1e9);
+    const double bandwidth = bandwidth_.load(kRelaxed);
+    if (bandwidth <= 0 || source == target) return not_before;
+    const int64_t duration = int64_t(std::min(double(bytes) / bandwidth * 1e9, kLongest));
     const int world = heap_.world();
-    switch (topology_) {
+    switch (topology_.load(kRelaxed)) {
       case Topology::mesh:
         return take(source * world + target, duration, not_before);
       case Topology::switched:
@@ -62,19 +69,22 @@ class Links {
   }
 
  private:
+  static constexpr auto kRelaxed = std::memory_order_relaxed;
+  static constexpr double kLongest = 0x1p62;  // of a transfer in ns: further than any deadline
+
   int64_t take(int link, int64_t duration, int64_t not_before) {
     std::atomic<int64_t>& free = heap_.shared().link_free[link];
-    int64_t seen = free.load(std::memory_order_relaxed), end;
+    int64_t seen = free.load(kRelaxed), end;
     do {
-      end = std::max(seen, not_before) + duration;
-    } while (!free.compare_exchange_weak(seen, end, std::memory_order_relaxed));
+      end = later(std::max(seen, not_before), duration);
+    } while (!free.compare_exchange_weak(seen, end, kRelaxed));
     return end;
   }
 
   Heap& heap_;
-  double bandwidth_ = 0;
-  int64_t latency_ns_ = 0;
-  Topology topology_ = Topology::mesh;
+  std::atomic<double> bandwidth_{0};
+  std::atomic<int64_t> latency_ns_{0};
+  std::atomic<Topology> topology_{Topology::mesh};
 };
 
 }  // namespace weft

@@ -4,7 +4,6 @@
 #include <sys/prctl.h>
 
 #include <algorithm>
-#include <cstring>
 
 #include "moving.h"
 
@@ -33,7 +32,8 @@ Messages::Messages(Fabric& fabric, int64_t spin_ns, bool crowded)
       taken_(world_),
       sends_(world_),
       current_(world_),
-      kept_(world_) {}
+      kept_(world_),
+      spoiled_(world_) {}
 
 Messages::~Messages() {
   if (fabric_.heap().forked()) {  // the thread is the parent's
@@ -177,7 +177,7 @@ bool Messages::deliver_kept(int source) {
     }
     asked->total = (*it)->total;
     const bool fits = asked->bytes == asked->total;
-    if (fits) std::memcpy(asked->data, (*it)->kept.data(), asked->bytes);
+    if (fits) move(asked->data, (*it)->kept.data(), asked->bytes, false);
     receives_.remove(asked);
     end(*asked, {fits ? Code::ok : Code::disagree, source});
     it = kept.erase(it);
@@ -186,7 +186,28 @@ bool Messages::deliver_kept(int source) {
   return moved;
 }
 
+// Chunks of one message contradict each other: whatever comes from that rank cannot be told apart any
+// more. What waits for it ends; what comes later is not looked at. Gives whether anything ended.
+bool Messages::spoil(int source) {
+  current_[source].reset();
+  kept_[source].clear();
+  spoiled_[source] = true;
+  bool ended = false;
+  for (auto it = receives_.begin(); it != receives_.end();) {
+    const auto message = *it;
+    if (message->source != source && message->peer != source) {
+      ++it;
+      continue;
+    }
+    it = receives_.erase(it);
+    end(*message, {Code::corrupt, source});
+    ended = true;
+  }
+  return ended;
+}
+
 bool Messages::pull(int source) {
+  if (spoiled_[source]) return spoil(source);
   bool moved = deliver_kept(source);
   Ring& ring = area_.messages(source, rank_);
   Links& links = fabric_.links();
@@ -221,15 +242,20 @@ bool Messages::pull(int source) {
         coming->stray = true;
         coming->tag = envelope.tag;
         coming->bytes = envelope.total;
-        coming->kept.resize(envelope.total);
-        coming->data = coming->kept.data();
         kept_[source].push_back(coming);
       }
       coming->total = envelope.total;
+    } else if (envelope.tag != coming->tag || envelope.total != coming->total) {
+      return spoil(source) || moved;
     }
     const uint64_t size = std::min(kRoom, coming->total - coming->at);
-    if (coming->bytes == coming->total)
+    if (coming->stray) {
+      // Memory for what has come, not for all that is said to come: that is the peer's word.
+      const char* from = slot + sizeof(Envelope);
+      coming->kept.insert(coming->kept.end(), from, from + size);
+    } else if (coming->bytes == coming->total) {
       move(coming->data + coming->at, slot + sizeof(Envelope), size, false);
+    }
     coming->at += size;
     if (links.paced() && source != rank_) {
       constexpr int64_t kLate = 3'000'000;

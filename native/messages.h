@@ -46,6 +46,7 @@ class Messages {
   bool progress();
   bool push(int target);
   bool pull(int source);
+  bool spoil(int source);
   bool deliver_kept(int source);
   std::shared_ptr<Message> match(int source, uint64_t tag);
   void end(Message& message, Outcome outcome);
@@ -64,6 +65,7 @@ class Messages {
   std::list<std::shared_ptr<Message>> receives_;             // in the order of asking
   std::vector<std::shared_ptr<Message>> current_;            // by source: the one that is coming
   std::vector<std::deque<std::shared_ptr<Message>>> kept_;   // by source: came unasked
+  std::vector<bool> spoiled_;  // by source: what came contradicts itself
 
   std::mutex mutex_;
   std::condition_variable changed_;

@@ -81,6 +81,7 @@ void copy(char* to, char* also, const char* from, uint64_t bytes) {
     std::memcpy(to + at, from + at, size);
     if constexpr (Twice) std::memcpy(also + at, from + at, size);
   };
+  if (bytes == 0) return;  // there may be no memory then
   if (bytes < kShort) return both(0, bytes);
   uint64_t at = 0;
   if constexpr (First == Target::streamed) {
@@ -119,13 +120,15 @@ void move_twice(char* to, char* also, const char* from, uint64_t bytes, bool str
 
 #else
 
-void move(char* to, const char* from, uint64_t bytes, bool) { std::memcpy(to, from, bytes); }
+void move(char* to, const char* from, uint64_t bytes, bool) {
+  if (bytes) std::memcpy(to, from, bytes);  // of nothing there may be no memory
+}
 
-void move_to_peer(char* to, const char* from, uint64_t bytes) { std::memcpy(to, from, bytes); }
+void move_to_peer(char* to, const char* from, uint64_t bytes) { move(to, from, bytes, false); }
 
 void move_twice(char* to, char* also, const char* from, uint64_t bytes, bool) {
-  std::memcpy(to, from, bytes);
-  std::memcpy(also, from, bytes);
+  move(to, from, bytes, false);
+  move(also, from, bytes, false);
 }
 
 #endif

@@ -18,6 +18,12 @@ inline int64_t now_ns() {
   return int64_t(t.tv_sec) * 1'000'000'000 + t.tv_nsec;
 }
 
+// A moment after another, or the largest one if the sum would overflow.
+inline int64_t later(int64_t moment, int64_t by) {
+  int64_t sum;
+  return __builtin_add_overflow(moment, by, &sum) ? INT64_MAX : sum;
+}
+
 inline void sleep_until(int64_t when) {
   timespec t{time_t(when / 1'000'000'000), long(when % 1'000'000'000)};
   while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &t, nullptr) == EINTR) {
@@ -46,6 +52,11 @@ inline void futex_wake_all(const void* word) {
 }
 
 // One writer (or atomic adds), any number of waiters, in any process that maps it.
+//
+// It guarantees two things. A thread that has seen the new value also sees what the writer did
+// before `set`: the store releases (seq_cst includes that), and `get` acquires. And no wake-up is
+// lost: see `set`. A killed sleeper leaves `sleepers` above zero, which only costs a system call
+// per `set`.
 struct Signal {
   std::atomic<uint64_t> value;
   std::atomic<uint32_t> sleepers;
@@ -53,8 +64,8 @@ struct Signal {
 
   uint64_t get() const { return value.load(std::memory_order_acquire); }
 
-  // The store and the look at `sleepers` are both sequentially consistent, as are the sleeper's
-  // mark and its look at `value`: one of the two always sees the other, so no wake-up is lost.
+  // The store and the load of `sleepers` are both sequentially consistent, as are the sleeper's
+  // increment and its load of `value`: one of the two always sees the other, so no wake-up is lost.
   void set(uint64_t to) {
     value.store(to, std::memory_order_seq_cst);
     wake();
@@ -65,6 +76,7 @@ struct Signal {
     wake();
   }
 
+  // Wakes all sleepers without a new value.
   void wake() {
     if (sleepers.load(std::memory_order_seq_cst) != 0) futex_wake_all(&value);
   }

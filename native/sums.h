@@ -5,7 +5,7 @@
 
 namespace weft {
 
-// In the order of `weft.collectives.kinds.DTYPES`.
+// The numbers are those of `weft.dtype` (channel).
 enum class Dtype : int { f64, f32, f16, bf16, i8, u8, i16, i32, i64, boolean, other };
 // In the order of `weft.collectives.kinds.REDUCTIONS`.
 enum class Reduction : int { sum, product, min, max, band, bor, bxor, avg };

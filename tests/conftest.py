@@ -23,7 +23,7 @@ def pytest_unconfigure() -> None:
 
 @pytest.fixture(scope="session")
 def pools():
-    """Pools of rank processes, one per world size, for all tests."""
+    """Pools of rank processes, one per world size and environment, for all tests."""
     shared_memory = set(os.listdir("/dev/shm"))
     pools = Pools()
     yield pools
@@ -34,8 +34,19 @@ def pools():
 
 @pytest.fixture
 def ranks(pools):
-    """`ranks(3)`: the pool of three ranks that all tests share."""
-    return pools.get
+    """`ranks(3)`: the pool of three ranks that all tests share; `ranks(3, WEFT_FABRIC="flat")`:
+    that of all tests with this environment."""
+
+    def get(world: int, **environment: str) -> Pool:
+        return pools.get(world, environment)
+
+    return get
+
+
+@pytest.fixture
+def renewed_ranks(pools):
+    """`renewed_ranks(3)`: three ranks in a group of this test alone, which it may spoil."""
+    return lambda world: pools.get(world, {"WEFT_TESTS": "renewed"}).renew()
 
 
 @pytest.fixture

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
+
+import weft
 
 PROBE = """
 LAYERS = ("weft.cli", "weft.report", "weft.study", "weft.measure", "weft.models")
@@ -61,3 +65,17 @@ def test_plans_need_no_torch():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.stdout == "done\n", done.stderr
+
+
+def test_the_native_module_is_used_by_fabrics_and_one_file_of_the_collectives():
+    """Everything else is written against `weft.fabric`'s interface."""
+    package = Path(weft.__file__).parent
+    imports = re.compile(r"^\s*(from weft\.fabric import .*\b_native\b|import .*\b_native\b)", re.M)
+    users = {
+        path.relative_to(package).as_posix()
+        for path in package.rglob("*.py")
+        if imports.search(path.read_text())
+    }
+    assert {user for user in users if not user.startswith("fabric/")} == {
+        "collectives/group_channel.py"
+    }

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from weft.study.clusters import against_astra_sim
-from weft.study.dlrm_story import CLUSTERS, NODES, DlrmStory, tell_dlrm
+from weft.study.dlrm_savings import CLUSTERS, NODES, DlrmSavings, simulate_dlrm
 
 
 def section() -> str:
     """Runs both comparisons and writes the section."""
-    compared, story = against_astra_sim(), tell_dlrm()
+    compared, dlrm = against_astra_sim(), simulate_dlrm()
     largest = max(compared, key=lambda row: abs(row.error))
     parts = {
         "rows": str(len(compared)),
@@ -18,10 +18,10 @@ def section() -> str:
         "which": largest.what,
         "clusters": " and ".join(f"`{name}`" for name in CLUSTERS),
         "nodes": str(NODES),
-        "table": _table(story),
-        "parts": _parts(story),
-        "mlperf": " and ".join(_percent(saving) for saving in story.mlperf),
-        "stated": " and ".join(_percent(saving) for saving in story.savings["as stated"]),
+        "table": _table(dlrm),
+        "parts": _parts(dlrm),
+        "mlperf": " and ".join(_percent(saving) for saving in dlrm.mlperf),
+        "stated": " and ".join(_percent(saving) for saving in dlrm.savings["as stated"]),
     }
     text = Path(__file__).with_suffix(".md").read_text("utf-8")
     for name, value in parts.items():
@@ -34,19 +34,19 @@ def _percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
-def _table(story: DlrmStory) -> str:
+def _table(dlrm: DlrmSavings) -> str:
     lines = [
         f"| one assumption changed | {' | '.join(CLUSTERS)} |",
         f"| --- |{' --- |' * len(CLUSTERS)}",
         *(
             f"| {name} | {' | '.join(_percent(saving) for saving in savings)} |"
-            for name, savings in story.savings.items()
+            for name, savings in dlrm.savings.items()
         ),
     ]
     return "\n".join(lines)
 
 
-def _parts(story: DlrmStory) -> str:
+def _parts(dlrm: DlrmSavings) -> str:
     """Where the time of the plain and the fused step goes."""
     names = {
         "lookup": "lookup",
@@ -59,10 +59,10 @@ def _parts(story: DlrmStory) -> str:
     for key, name in names.items():
         cells = [
             f"{1e3 * point.parts(fused).get(key, 0.0):.2f}"
-            for point in story.stated
+            for point in dlrm.stated
             for fused in (False, True)
         ]
         lines.append(f"| {name} | {' | '.join(cells)} |")
-    totals = [1e3 * ran.seconds for point in story.stated for ran in (point.plain, point.fused)]
+    totals = [1e3 * ran.seconds for point in dlrm.stated for ran in (point.plain, point.fused)]
     lines.append(f"| **whole step** | {' | '.join(f'{ms:.2f}' for ms in totals)} |")
     return "\n".join(lines)

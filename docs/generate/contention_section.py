@@ -21,7 +21,7 @@ from weft.study.c3 import simulated
 from weft.study.c3.findings import Study
 from weft.study.contention_fit import HALVES, LARGEST, Try, attempts
 from weft.study.exploration import Scenario, explore
-from weft.study.ficco import Story
+from weft.study.ficco import FiccoEvaluation
 from weft.study.scenarios import Shape
 
 BEFORE = {
@@ -55,7 +55,7 @@ _UNFUSED = Schedule.parse("hetero-unfused-1d@dma")
 _LAUNCHES = Shape(16384, 28672, 8192, dtype="bfloat16")
 
 
-def section(found: Fidelity, story: Story) -> str:
+def section(found: Fidelity, story: FiccoEvaluation) -> str:
     """Simulates what is compared and writes the section."""
     machine, h100, mi355x = load(simulated.PUBLISHED_ON), load("h100"), load("mi355x")
     study = simulated.study(machine)
@@ -111,7 +111,7 @@ def _where(tried: Sequence[Try], value: Callable[[Try], float], wanted: float) -
     raise AssertionError("what was published is outside of what was tried")
 
 
-def _before_after(found: Fidelity, story: Story, study: Study) -> str:
+def _before_after(found: Fidelity, story: FiccoEvaluation, study: Study) -> str:
     now: dict[str, tuple[str, str]] = {
         "FiCCO mi300x, largest speedup": ("1.6x", f"{story.top.best.speedup:.2f}x"),
         "FiCCO mi300x, largest ideal speedup": ("1.7x", f"{story.largest_ideal:.2f}x"),

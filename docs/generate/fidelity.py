@@ -28,7 +28,7 @@ from generate.fidelity_plots import (
 from weft.benchmarks.fidelity import Findings
 from weft.report.units import duration, scaled
 from weft.simulate.cost.fidelity import Fidelity, Row, Summary
-from weft.study.ficco import Story, best_fixed
+from weft.study.ficco import FiccoEvaluation, best_fixed
 
 COMMAND = "weft bench fidelity --write docs"
 TALL = ((1, 16), (16, 128), (128, 1024), (1024, 8192), (8192, 1 << 40))
@@ -41,7 +41,7 @@ Cells = Sequence[str]
 
 def documents(findings: Findings) -> dict[str, str]:
     """The text and its plots, by path."""
-    found, story = findings.costs, findings.story
+    found, ficco = findings.costs, findings.ficco
     plots: dict[str, str] = {}
 
     def plot(name: str, alternative: str, svg: str) -> str:
@@ -82,10 +82,10 @@ def documents(findings: Findings) -> dict[str, str]:
         "variants_plot": plot("variants", "Speedups of variants", variants_plot(found)),
         "units_table": _units_table(found),
         "units_plot": plot("units", "GEMMs with fewer units", units_plot(found)),
-        "ficco_table": _ficco_table(story),
-        "ficco_plot": plot("ficco", "Speedups of the 16 scenarios", ficco_plot(story)),
-        **_story(story),
-        "contention": contention_section.section(found, story),
+        "ficco_table": _ficco_table(ficco),
+        "ficco_plot": plot("ficco", "Speedups of the 16 scenarios", ficco_plot(ficco)),
+        **_ficco(ficco),
+        "contention": contention_section.section(found, ficco),
         "c3": c3_section.section(),
         "in_kernel": in_kernel_section.section(),
         "host": host_section.section(),
@@ -203,9 +203,9 @@ def _units_table(found: Fidelity) -> str:
     return _markdown(["GEMMs", "units taken", "measured slowdown", "model"], [*rows, *other])
 
 
-def _ficco_table(story: Story) -> str:
+def _ficco_table(ficco: FiccoEvaluation) -> str:
     rows = []
-    for mesh, switch in zip(story.mesh.scenarios, story.switch.scenarios, strict=True):
+    for mesh, switch in zip(ficco.mesh.scenarios, ficco.switch.scenarios, strict=True):
         rows.append(
             [
                 mesh.shape.label,
@@ -222,12 +222,12 @@ def _ficco_table(story: Story) -> str:
     return _markdown([*headers, "shard-p2p, mesh", "shard-p2p, switch"], rows)
 
 
-def _story(story: Story) -> dict[str, str]:
-    winners = ", ".join(f"`{name}` in {n}" for name, n in story.winners.most_common())
-    ahead = ", ".join(f"`{name}` in {n}" for name, n in story.cores_ahead.items()) or "none"
-    top = story.top
+def _ficco(ficco: FiccoEvaluation) -> dict[str, str]:
+    winners = ", ".join(f"`{name}` in {n}" for name, n in ficco.winners.most_common())
+    ahead = ", ".join(f"`{name}` in {n}" for name, n in ficco.cores_ahead.items()) or "none"
+    top = ficco.top
     return {
-        "ideal": f"{story.largest_ideal:.2f}x",
+        "ideal": f"{ficco.largest_ideal:.2f}x",
         "best": f"{top.best.speedup:.2f}x ({top.shape.label}, `{top.best.schedule}`)",
         "best_of_ideal": f"{top.best.percent_of_ideal:.0f} %",
         "best_losses": ", ".join(
@@ -239,8 +239,8 @@ def _story(story: Story) -> dict[str, str]:
             )
         ),
         "winners": winners,
-        "shard": f"{min(story.shard_slowdowns):.1f}x to {max(story.shard_slowdowns):.1f}x",
-        "shard_switch": f"{story.shard_on_switch:.2f}x",
-        "engines": f"{100 * (story.engines_over_cores - 1):.0f} %",
+        "shard": f"{min(ficco.shard_slowdowns):.1f}x to {max(ficco.shard_slowdowns):.1f}x",
+        "shard_switch": f"{ficco.shard_on_switch:.2f}x",
+        "engines": f"{100 * (ficco.engines_over_cores - 1):.0f} %",
         "cores_ahead": ahead,
     }

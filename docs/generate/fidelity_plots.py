@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from generate.svg import Axis, Series, bars, chart
 from weft.report.units import duration, scaled
 from weft.simulate.cost.fidelity import Fidelity, Row
-from weft.study.ficco import Story
+from weft.study.ficco import FiccoEvaluation
 
 MEASURED, MODEL, OTHER, FOURTH = "#d55e00", "#0072b2", "#009e73", "#8a9bab"
 
@@ -133,16 +133,16 @@ def units_plot(found: Fidelity) -> str:
     return bars(labels, groups, axis, title="GEMMs with fewer compute units", line=1.0)
 
 
-def ficco_plot(story: Story) -> str:
+def ficco_plot(ficco: FiccoEvaluation) -> str:
     """The speedups of the scenarios, with shard-p2p on both machines, and the ideal."""
-    scenarios = story.mesh.scenarios
+    scenarios = ficco.mesh.scenarios
     groups = [
         ("best", MODEL, [s.best.speedup for s in scenarios]),
         ("shard-p2p", MEASURED, [s.outcome("shard-p2p@dma").speedup for s in scenarios]),
         (
             "shard-p2p, switch",
             OTHER,
-            [s.outcome("shard-p2p@dma").speedup for s in story.switch.scenarios],
+            [s.outcome("shard-p2p@dma").speedup for s in ficco.switch.scenarios],
         ),
     ]
     return bars(

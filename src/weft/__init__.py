@@ -18,6 +18,7 @@ from weft.collectives import (
     reduce_scatter,
     scatter,
 )
+from weft.collectives.group_channel import explain_collective as _explain_collective
 from weft.errors import Cancelled, Error, InvalidPlan, Mismatch, PeerLost, Timeout, Unsupported
 from weft.fabric import Link
 from weft.fabric import of as _fabric_of
@@ -27,7 +28,8 @@ from weft.ops.embedding_all_to_all import embedding_all_to_all
 from weft.ops.matmul_all_reduce import matmul_all_reduce
 from weft.ops.matmul_all_to_all import matmul_all_to_all
 from weft.ops.matmul_reduce_scatter import matmul_reduce_scatter
-from weft.run.explain import Explanation, explain
+from weft.run.explain import Explanation
+from weft.run.explain import explain_plan as _explain_plan
 from weft.run.record import Recording, record
 from weft.run.session import of as _session_of
 from weft.schedule import Schedule
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     import torch
     import torch.distributed as dist
 
+    from weft import loom as loom
     from weft import nn
     from weft.fabric import Fabric
     from weft.machine import Machine
@@ -47,7 +50,10 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> object:
-    """Imports `weft.nn` and its functions on first use, because importing DTensor takes long."""
+    """Imports `weft.nn` and its functions on first use, because importing DTensor takes long, and
+    `weft.loom`, which few programs need."""
+    if name == "loom":
+        return importlib.import_module("weft.loom")
     if name not in ("nn", "compile", "symm_mem_compat"):
         raise AttributeError(f"module 'weft' has no attribute {name!r}")
     module = importlib.import_module("weft.nn")
@@ -55,7 +61,7 @@ def __getattr__(name: str) -> object:
 
 
 def _calibrate(fabric: Fabric) -> Machine:
-    """Describes this machine with the ranks of a group, quickly, and keeps it for later."""
+    """Calibrates this machine quickly with the ranks of a group, and saves the description."""
     from weft.measure.calibration import QUICK, here, keep
 
     machine = here(fabric, QUICK)
@@ -68,6 +74,13 @@ def _calibrate(fabric: Fabric) -> Machine:
 
 
 _this_host.calibrator = _calibrate
+
+
+def explain() -> Explanation | None:
+    """Explains the last weft call of this process, an operator or a collective. Returns None if
+    there was none."""
+    found = [last for last in (_explain_plan(), _explain_collective()) if last is not None]
+    return max(found, key=lambda last: last[0])[1] if found else None
 
 
 def symmetric_empty(

@@ -12,17 +12,9 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, ClassVar, Protocol
 
+from weft.dtype import ITEM_BYTES as ITEM_BYTES
+from weft.dtype import find as find_dtype
 from weft.errors import Unsupported, nearest
-
-ITEM_BYTES = {
-    "float64": 8,
-    "float32": 4,
-    "bfloat16": 2,
-    "float16": 2,
-    "float8": 1,
-    "int8": 1,
-}
-"""Bytes of one element, by dtype name."""
 
 
 class Operation(Protocol):
@@ -32,7 +24,7 @@ class Operation(Protocol):
 
     @property
     def dtype(self) -> str:
-        """The name of the dtype of its tensors."""
+        """The name of the dtype of its inputs. `result_dtype` is that of its outputs."""
         ...
 
     @property
@@ -56,6 +48,17 @@ class Operation(Protocol):
     def compute_only(self) -> Operation:
         """The computation of one rank without communication, as an operation with a world of 1."""
         ...
+
+
+def result_dtype(operation: Operation) -> str:
+    """The dtype of what an operation gives: `result` where it has one, else that of its inputs."""
+    return find_dtype(getattr(operation, "result", None) or operation.dtype).name
+
+
+def dtypes_label(operation: Operation) -> str:
+    """The dtypes of an operation in a few words: `bfloat16`, or `float8 to bfloat16`."""
+    result = result_dtype(operation)
+    return result if result == operation.dtype else f"{operation.dtype} to {result}"
 
 
 _known: dict[str, type[Any]] = {}

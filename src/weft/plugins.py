@@ -1,8 +1,8 @@
-"""Files and packages that extend weft: an operator, a schedule name, a fabric, in one file each.
+"""Plugins: files and packages that extend weft by an operator, a schedule name, or a fabric.
 
-`WEFT_PLUGINS` names them, separated by commas: modules, or Python files by their path. Packages
-name theirs as entry points of the group `weft`. They are imported at the end of `import weft`, in
-every process, so that the ranks which `weft run` starts know them too.
+`WEFT_PLUGINS` lists them, separated by commas: modules, or paths of Python files. Packages declare
+theirs as entry points of the group `weft`. They are imported at the end of `import weft` in every
+process, so that the ranks that `weft run` starts have them, too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from weft.errors import Unsupported
 
 
 def load() -> None:
-    """Imports all plugins; raises `Unsupported` with the name of one that cannot be imported."""
+    """Imports all plugins. Raises `Unsupported` with the name of one that cannot be imported."""
     for entry in entry_points(group="weft"):
         _import(entry.value)
     for name in filter(None, map(str.strip, os.environ.get("WEFT_PLUGINS", "").split(","))):

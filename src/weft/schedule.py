@@ -1,4 +1,4 @@
-"""How communication is cut and overlapped with compute: a point of the design space, as a value.
+"""Schedules: how communication is cut into chunks and overlapped with compute.
 
     axis      values                                  meaning
     depth     0 serial, 1 shard, d chunks per shard   how fine communication is cut
@@ -6,10 +6,10 @@
     cut       rows (1d), columns (2d)                 what a chunk is
     start     uniform, local (hetero)                 whether local data waits for step 0
     fusion    fused, unfused, adaptive                GEMM per step, per chunk, or over what arrived
-              kernel                                  one launch, workers send what they made
+              kernel                                  one launch whose workers send their results
     engine    dma, cores, direct                      who moves the bytes
 
-A schedule prints as a name and parses back from it: `NAME[:DEPTH][@ENGINE]`, with NAME one of
+A schedule is printed as a name and parsed from it: `NAME[:DEPTH][@ENGINE]`, with NAME one of
 `serial`, `shard-p2p`, `adaptive`, `in-kernel` (communication inside the kernel; the old name
 `fused` still parses), or `{uniform|hetero}-{fused|unfused|adaptive}-{1d|2d}[-p2p]`.
 """
@@ -42,7 +42,7 @@ _GRAMMAR = re.compile(r"(?P<name>[a-z0-9-]+)(?::(?P<depth>\d{1,9}))?(?:@(?P<engi
 
 
 class Sized(Protocol):
-    """All that a schedule asks of an operation."""
+    """The properties of an operation that a schedule needs."""
 
     @property
     def world(self) -> int: ...
@@ -50,7 +50,7 @@ class Sized(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A point of the design space. `depth` None means the default of the operation's lowering."""
+    """A point of the design space. If `depth` is None, the operation's lowering chooses it."""
 
     depth: int | None = None
     pattern: Pattern = "all"
@@ -61,7 +61,7 @@ class Schedule:
 
     @property
     def serial(self) -> bool:
-        """Whether nothing overlaps: communicate everything, then compute."""
+        """Whether nothing is overlapped: all communication comes before compute."""
         return self.depth == 0
 
     @property
@@ -72,7 +72,7 @@ class Schedule:
 
     @property
     def name(self) -> str:
-        """The full name; `Schedule.parse` gives the same schedule back."""
+        """The full name, from which `Schedule.parse` returns the same schedule."""
         return _name(self)
 
     def __str__(self) -> str:
@@ -84,7 +84,7 @@ class Schedule:
     @staticmethod
     @lru_cache(maxsize=1024)
     def parse(name: str) -> Schedule:
-        """The schedule of a name such as `adaptive`, `hetero-fused-1d@cores`, `adaptive:16@dma`."""
+        """The schedule with that name, e.g. `adaptive`, `adaptive:16@dma`, `hetero-fused-1d`."""
         match = _GRAMMAR.fullmatch(name.strip())
         if match is None:
             raise Unsupported(
@@ -125,13 +125,14 @@ class Schedule:
 
     @classmethod
     def space(cls, operation: Sized) -> list[Schedule]:
-        """Every schedule that makes sense for the operation, baselines first.
+        """All useful schedules of the operation, baselines first.
 
-        Left out, because another schedule of the space is never worse: local chunks that wait
-        although each chunk has its own GEMM (uniform with unfused or adaptive), and peers one at a
-        time below shard level. Points that cannot exist have a reason in `impossible`; those that
-        only this operation cannot have, in its `refuses`, where it has such a method. `in-kernel`
-        is for operations whose `in_kernel` says that their kernel can communicate.
+        Two kinds are left out, because another schedule is never worse: schedules in which local
+        chunks wait although each chunk has its own GEMM (uniform with unfused or adaptive), and
+        those that cut finer than shards but use one peer at a time. `impossible` returns the reason
+        why a schedule cannot exist, and the operation's `refuses`, if it has this method, why the
+        operation cannot have it. `in-kernel` is for operations with `in_kernel`, whose kernel can
+        communicate.
         """
         refuses = getattr(operation, "refuses", lambda schedule: None)
         if operation.world == 1:
@@ -146,7 +147,7 @@ class Schedule:
         ] + inside
 
     def impossible(self) -> str | None:
-        """Why no plan can exist for this point of the space; None where one can."""
+        """The reason why no plan can exist for this schedule, or None if one can."""
         if self.engine not in ENGINES:
             return f"there is no engine {self.engine!r}; the engines are {', '.join(ENGINES)}"
         if self.depth is not None and not 0 <= self.depth <= MAX_DEPTH:
@@ -207,13 +208,13 @@ _ALIASES: dict[str, Schedule] = {
 }
 _OLD_NAMES = {"fused": "in-kernel"}
 _REGISTERED: dict[Schedule, str] = {}
-"""Names that were registered, for any engine."""
+"""Registered names, for any engine."""
 _NAMED: dict[str, Schedule] = {**_ALIASES, **dict(_long_names())}
 _BASE_OF: dict[tuple[object, ...], str] = {s._key(): name for name, s in _ALIASES.items()}
 
 
 def register(name: str, schedule: Schedule) -> None:
-    """Gives a point of the design space a name of its own, which then parses and prints."""
+    """Gives a point of the design space a name, by which it is then parsed and printed."""
     if re.fullmatch(r"[a-z0-9-]+", name) is None or name == "auto" or name in _OLD_NAMES:
         raise Unsupported(f"{name!r} cannot be the name of a schedule; use letters, digits and -")
     if _NAMED.get(name, schedule) != schedule:
@@ -225,7 +226,7 @@ def register(name: str, schedule: Schedule) -> None:
 
 
 IN_KERNEL = "in-kernel"
-"""The base of the schedule in which a kernel communicates by itself."""
+"""The name of the schedule in which a kernel communicates by itself."""
 
 MAIN_NAMES: tuple[str, ...] = (
     "serial",
@@ -238,4 +239,4 @@ MAIN_NAMES: tuple[str, ...] = (
     "hetero-unfused-2d",
     "adaptive",
 )
-"""The bases that `Schedule.space` is made of: two baselines, six fixed ones, and weft's own."""
+"""The base names in `Schedule.space`: two baselines, six fixed schedules, and weft's adaptive."""

@@ -25,12 +25,6 @@ PANEL = "document.querySelector('[data-panel]:not([hidden])')"
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Chromium]:
-    with Chromium.start() as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = explore(load("mi300x"), "all_gather_matmul", SHAPES, 4)
     return write_explore_page(tmp_path_factory.mktemp("page") / "explore.html", found)

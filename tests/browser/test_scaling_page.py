@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,12 +15,6 @@ from weft.study.scaling import scale
 pytestmark = pytest.mark.skipif(
     find() is None, reason=f"no browser here: none of {', '.join(NAMES)} is installed"
 )
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Chromium]:
-    with Chromium.start() as started:
-        yield started
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ import pytest
 
 from weft import benchmarks
 from weft.benchmarks import Check, Result
+from weft.errors import Unsupported
 
 
 @pytest.fixture
@@ -33,6 +34,51 @@ def test_documents_are_written_below_the_folder(weft, result, tmp_path: Path) ->
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "fidelity.md").read_text() == "words"
     assert (tmp_path / "images" / "plot.md").read_text() == "wordswords"
+
+
+PAGE = """
+import json
+
+def documents(folder, names):
+    stored = [json.loads(p.read_text()) for p in sorted((folder / "benchmarks").glob("*.json"))]
+    return {"benchmarks.md": " ".join(s["benchmark"] + str(s["checks"][0]["ok"]) for s in stored)}
+"""
+
+
+def test_results_are_stored_and_their_page_is_made(weft, result, tmp_path: Path) -> None:
+    (tmp_path / "generate").mkdir()
+    (tmp_path / "generate" / "benchmarks.py").write_text(PAGE)
+    result(0.5)
+    assert weft("bench", "overlap", "fused", "--write", ".").returncode == 0
+    stored = json.loads((tmp_path / "benchmarks" / "overlap.json").read_text())
+    assert stored["rows"] == [{"what": "it", "value": 0.5}]
+    assert "cores" in stored["machine"]
+    assert stored["date"].startswith("20")
+    assert stored["commit"] is None, "a folder that is in no checkout has no commit"
+    result(2.0)
+    assert weft("bench", "fused", "--write", ".").returncode == 1
+    assert (tmp_path / "benchmarks.md").read_text() == "fusedFalse overlapTrue"
+
+
+def test_all_benchmarks_run_though_one_cannot(weft, monkeypatch: pytest.MonkeyPatch) -> None:
+    def find(name: str) -> Callable[..., Result]:
+        def run(report: object) -> Result:
+            if name == "network":
+                raise Unsupported("this needs root")
+            return Result(("what",), [["it"]], [Check("it", 0.5, "<= 1")])
+
+        return run
+
+    monkeypatch.setattr(benchmarks, "find", find)
+    done = weft("bench", "all", "--json")
+    assert done.returncode == 1
+    found = json.loads(done.stdout)
+    assert list(found) == [name for name in benchmarks.names() if name != "network"] + ["network"]
+    assert found["network"] == {"error": "this needs root"}
+    ended = weft("bench", "all").stdout
+    kept = len(benchmarks.names()) - 1
+    assert f"{kept} of {kept} targets are kept, 0 missed." in ended
+    assert "network could not be measured: this needs root" in ended
 
 
 def test_a_missed_bar_is_an_exit_code_of_one(weft, result) -> None:

@@ -7,27 +7,11 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import integers
+from ranks import integers, on_weft
 
 import weft
 
 NAMES = {op: getattr(dist.ReduceOp, op) for op in ("SUM", "AVG", "PRODUCT", "MIN", "MAX")}
-
-
-def on_weft(function, *arguments):
-    """Runs a function with a weft group as the default group of this rank, then gloo's again."""
-    store = dist.distributed_c10d._get_default_store()
-    rank, world = dist.get_rank(), dist.get_world_size()
-    dist.destroy_process_group()
-    on_weft.times = getattr(on_weft, "times", 0) + 1
-    prefix = dist.PrefixStore(f"weft {on_weft.times}", store)
-    dist.init_process_group("weft", store=prefix, rank=rank, world_size=world)
-    try:
-        return function(*arguments)
-    finally:
-        dist.destroy_process_group()
-        again = dist.PrefixStore(f"gloo {on_weft.times}", store)
-        dist.init_process_group("gloo", store=again, rank=rank, world_size=world)
 
 
 def every_operation(rows, dtype, background):
@@ -217,32 +201,36 @@ def train(kind):
     return losses
 
 
+@pytest.fixture
+def pool(ranks):
+    """`pool(2)`: ranks that change from backend to backend."""
+    return lambda world: ranks(world, WEFT_TESTS="backend")
+
+
 @pytest.mark.parametrize("background", [False, True])
-def test_every_operation(fresh_ranks, background):
-    pool = fresh_ranks(3)
+def test_every_operation(pool, background):
+    three = pool(3)
     for rows, dtype in ((1, torch.float32), (513, torch.int64), (30_011, torch.float32)):
-        pool.run(on_weft, every_operation, rows, dtype, background)
+        three.run(on_weft, every_operation, rows, dtype, background)
 
 
-def test_other_operations_messages_and_subgroups(fresh_ranks):
-    pool = fresh_ranks(3)
-    pool.run(on_weft, other_operations)
-    pool.run(on_weft, messages)
-    pool.run(on_weft, forgotten_messages)
-    pool.run(on_weft, subgroups)
-    heard = pool.run(on_weft, mismatch)
+def test_other_operations_messages_and_subgroups(pool):
+    three = pool(3)
+    three.run(on_weft, other_operations)
+    three.run(on_weft, messages)
+    three.run(on_weft, forgotten_messages)
+    three.run(on_weft, subgroups)
+    heard = three.run(on_weft, mismatch)
     assert heard[0] == heard[1] == heard[2]
     assert "rank 0 calls all_reduce (sum of 3 float32)" in heard[0]
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
-def test_training_gives_the_losses_of_gloo(fresh_ranks, kind):
-    pool = fresh_ranks(2)
-    plain, woven = pool.run(train, kind), pool.run(on_weft, train, kind)
+def test_training_gives_the_losses_of_gloo(pool, kind):
+    plain, woven = pool(2).run(train, kind), pool(2).run(on_weft, train, kind)
     for ours, theirs in zip(woven, plain, strict=True):
         assert ours == pytest.approx(theirs, rel=1e-5)
 
 
-def test_weights_gathered_by_the_hook(fresh_ranks):
-    pool = fresh_ranks(2)
-    assert pool.run(train, "hook") == pool.run(train, "fsdp")
+def test_weights_gathered_by_the_hook(pool):
+    assert pool(2).run(train, "hook") == pool(2).run(train, "fsdp")

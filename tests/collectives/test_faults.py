@@ -145,8 +145,8 @@ def too_late():
     return heard, time.monotonic() - started
 
 
-def test_wait_has_a_deadline_and_raises_ever_after(fresh_ranks):
-    heard, seconds = fresh_ranks(2).run(too_late)[0]
+def test_wait_has_a_deadline_and_raises_ever_after(renewed_ranks):
+    heard, seconds = renewed_ranks(2).run(too_late)[0]
     assert len(heard) == 3
     assert re.match(r"Timeout: rank 0 waited 0.3 s for its all_reduce \(rank 1 did not", heard[0])
     assert all("over" in said for said in heard)
@@ -165,8 +165,8 @@ def deadline():
     return "nothing"
 
 
-def test_a_late_rank_is_named(fresh_ranks):
-    said = fresh_ranks(2).run(deadline)[0]
+def test_a_late_rank_is_named(renewed_ranks):
+    said = renewed_ranks(2).run(deadline)[0]
     assert "waited 0.4 s for rank 1 to make it too" in said
 
 

@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from test_backend import on_weft
+from ranks import on_weft
 
 import weft
 
@@ -34,8 +34,8 @@ def dropped():
     dist.barrier()
 
 
-def test_dropped_works_harm_nobody(fresh_ranks):
-    fresh_ranks(3).run(on_weft, dropped)
+def test_dropped_works_harm_nobody(ranks):
+    ranks(3, WEFT_TESTS="backend").run(on_weft, dropped)
 
 
 def any_source(messages, seed):
@@ -66,8 +66,8 @@ def any_source(messages, seed):
 
 
 @pytest.mark.parametrize("world", [2, 4])
-def test_from_any_rank_under_load(fresh_ranks, world):
-    fresh_ranks(world).run(on_weft, any_source, 40, world)
+def test_from_any_rank_under_load(ranks, world):
+    ranks(world, WEFT_TESTS="backend").run(on_weft, any_source, 40, world)
 
 
 def two_threads(messages):
@@ -97,9 +97,9 @@ def two_threads(messages):
     return sorted(took)[len(took) // 2]
 
 
-def test_threads_wake_each_other(fresh_ranks):
+def test_threads_wake_each_other(ranks):
     # A wake-up that is lost costs a slice of 50 ms.
-    assert max(fresh_ranks(2).run(on_weft, two_threads, 100)) < 0.02
+    assert max(ranks(2, WEFT_TESTS="backend").run(on_weft, two_threads, 100)) < 0.02
 
 
 def gone(how):

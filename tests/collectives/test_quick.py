@@ -8,7 +8,7 @@ import torch.distributed as dist
 from ranks import integers
 
 import weft
-from weft.collectives import channel as channels
+from weft.collectives import group_channel as channels
 from weft.collectives.kinds import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, REDUCE_SCATTER
 
 DTYPES = (

@@ -17,7 +17,7 @@ from weft.machine import load
 from weft.simulate.cost.fidelity import Fidelity
 from weft.study.contention_fit import attempts
 from weft.study.exploration import explore
-from weft.study.ficco import Story
+from weft.study.ficco import FiccoEvaluation
 from weft.study.prediction import keep_results
 from weft.study.scenarios import ficco
 
@@ -26,20 +26,22 @@ PAIRS = ((0.0, 1.45), (0.3, 1.45))
 
 
 @pytest.fixture(scope="module")
-def story() -> Story:
+def evaluation() -> FiccoEvaluation:
     """Two of the scenarios are enough to fill every part."""
     some = [shape for shape in ficco() if shape.id in ("g4", "g6")]
-    return Story(*(explore(load(m), "all_gather_matmul", some, 8) for m in ("mi300x", "h100")))
+    return FiccoEvaluation(
+        *(explore(load(m), "all_gather_matmul", some, 8) for m in ("mi300x", "h100"))
+    )
 
 
 @pytest.fixture(scope="module")
-def written(fidelity: Fidelity, story: Story) -> dict[str, str]:
+def written(fidelity: Fidelity, evaluation: FiccoEvaluation) -> dict[str, str]:
     promises = [("a", 0.051, "<= 0.1", True), ("b", 1.8, "<= 1.75", False)]
     with pytest.MonkeyPatch.context() as patch:  # the sections that take long
         patch.setattr(host_section, "section", lambda: "## Here\n\nmeasured\n")
         patch.setattr(cluster_section, "section", lambda: "## Clusters\n")
         patch.setattr(contention_section, "attempts", lambda machine: attempts(machine, PAIRS))
-        return documents(Findings(fidelity, story, promises))
+        return documents(Findings(fidelity, evaluation, promises))
 
 
 def test_every_part_is_filled_in(written: dict[str, str]) -> None:
@@ -81,14 +83,18 @@ def test_the_section_of_this_host_needs_results(
     assert "Not measured where this was written" in host_section.section()
 
 
-def test_the_story_counts_winners_and_twins(story: Story) -> None:
-    assert sum(story.winners.values()) == 2
-    assert story.top.shape.id == "g6"
-    assert [s.shape.id for s in story.heavy] == ["g6"]
-    assert story.shard_slowdowns[0] > 2
-    assert story.shard_on_switch > 1
-    assert story.engines_over_cores > 1
-    assert set(story.cores_ahead) <= {"uniform-fused-2d", "hetero-fused-2d", "hetero-unfused-2d"}
+def test_the_evaluation_counts_winners_and_twins(evaluation: FiccoEvaluation) -> None:
+    assert sum(evaluation.winners.values()) == 2
+    assert evaluation.top.shape.id == "g6"
+    assert [s.shape.id for s in evaluation.heavy] == ["g6"]
+    assert evaluation.shard_slowdowns[0] > 2
+    assert evaluation.shard_on_switch > 1
+    assert evaluation.engines_over_cores > 1
+    assert set(evaluation.cores_ahead) <= {
+        "uniform-fused-2d",
+        "hetero-fused-2d",
+        "hetero-unfused-2d",
+    }
 
 
 def test_charts_put_points_where_they_belong() -> None:

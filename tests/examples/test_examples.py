@@ -20,15 +20,14 @@ SMALL = {
 }
 
 
-@pytest.fixture(scope="module")
-def run(pools):
-    """`run("moe")`: what the first of two ranks prints. One pair of ranks runs all of them, for
+@pytest.fixture
+def run(ranks):
+    """`run("moe")`: what the first of two ranks prints. One pair of ranks runs all scripts, for
     importing torch takes longer than any."""
-    pool = pools.fresh(2)
-    yield lambda name: pool.run(
+    pool = ranks(2, WEFT_TESTS="examples")
+    return lambda name: pool.run(
         run_script, (EXAMPLES / f"{name}.py").read_text(), f"{name}.py", SMALL[name]
     )[0]
-    pools.close_fresh()
 
 
 def test_transformer_under_torchrun():

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from network_ranks import DEADLINE
-from ranks import check_call, integers, product, shard_of
+from ranks import check_call, integers, product, shard_of, tell
 
 import weft
 from weft import fabric
@@ -61,6 +61,7 @@ def test_one_percent_of_packets_is_lost(on_hosts):
 def _long_call():
     """A call that takes a second or two on a slow link."""
     x = torch.ones(2000, 1000)
+    tell("calling")
     weft.all_gather_matmul(x, torch.ones(1000, 4), schedule="adaptive@dma")
 
 
@@ -84,7 +85,8 @@ def test_a_host_is_killed(on_hosts):
     _, pool = on_hosts(3, 3, Wire(rate=10 * MB))
     pool.run(check_call, 8, 4, 4)
     job = pool.start(_long_call)
-    time.sleep(0.5)
+    job.hear("calling")
+    time.sleep(0.3)
     moment = pool.kill(2)
     outcomes = job.outcomes(within=30)
     for rank in (0, 1):
@@ -95,10 +97,11 @@ def test_a_host_is_killed(on_hosts):
 
 
 def test_a_link_goes_down(on_hosts):
-    hosts, pool = on_hosts(3, 3, Wire(rate=10 * MB))
+    hosts, pool = on_hosts(3, 3, Wire(rate=10 * MB), WEFT_DEADLINE="3")
     pool.run(check_call, 8, 4, 4)
     job = pool.start(_long_call)
-    time.sleep(0.5)
+    job.hear("calling")
+    time.sleep(0.3)
     hosts.unplug(2)
     moment = time.monotonic()
     for rank, outcome in enumerate(job.outcomes(within=40)):
@@ -179,6 +182,7 @@ def _old():
 
 def _no_path():
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    os.environ["WEFT_DEADLINE"] = "1"  # which this takes
     check_call(8, 4, 4)
 
 

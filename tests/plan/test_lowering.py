@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from interpreted import POSSIBLE, proved
 
 from weft import Schedule
 from weft.plan.all_gather_matmul import AllGatherMatmul
-from weft.plan.interpret import interpret
 from weft.plan.tasks import Copy, Matmul
-from weft.plan.verify import verify
-from weft.schedule import ENGINES, MAIN_NAMES
+from weft.schedule import MAIN_NAMES
 
-POSSIBLE = [
-    schedule
-    for point in itertools.product(
-        (None, 0, 1, 2, 5, 64),
-        ("peer", "all"),
-        ("rows", "columns"),
-        ("uniform", "local"),
-        ("fused", "unfused", "adaptive"),
-        ENGINES,
-    )
-    if (schedule := Schedule(*point)).impossible() is None
-]
 SIZES = (0, 1, 2, 3, 4, 5, 7, 8, 11, 13)
 sizes = st.sampled_from(SIZES)
 
@@ -48,14 +33,7 @@ def operations(draw):
 def check(operation: AllGatherMatmul, schedule: Schedule, seed: int) -> None:
     """Proves the plan, then runs it in a random order and compares with the plain product."""
     plan = operation.lower(schedule)
-    verify(plan)
-    values = np.random.default_rng(seed)
-    inputs = {
-        (b.rank, b.name): values.integers(-4, 5, (b.rows, b.columns)).astype(float)
-        for b in plan.buffers
-        if b.kind == "input"
-    }
-    outputs = interpret(plan, inputs, seed)
+    inputs, outputs = proved(plan, seed)
     x = np.concatenate([inputs[(rank, "x")] for rank in range(operation.world)])
     for rank in range(operation.world):
         for i in range(len(operation.columns[rank])):

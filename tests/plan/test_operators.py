@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from interpreted import POSSIBLE, proved
 
 from weft import InvalidPlan, Schedule, Unsupported
 from weft.machine import load
 from weft.operation import ITEM_BYTES, find, split, starts
 from weft.plan.all_to_all_matmul import AllToAllMatmul
 from weft.plan.gather_contract import GatherContract
-from weft.plan.interpret import interpret
 from weft.plan.matmul_all_reduce import MatmulAllReduce, shares_columns
 from weft.plan.matmul_all_to_all import MatmulAllToAll
 from weft.plan.matmul_reduce_scatter import MatmulReduceScatter
 from weft.plan.tasks import Copy, Matmul, Reduce
 from weft.plan.verify import verify
-from weft.schedule import ENGINES
 from weft.simulate.simulation import run
 
 NAMES = (
@@ -31,18 +29,6 @@ NAMES = (
     "all_to_all_matmul",
     "gather_contract",
 )
-POSSIBLE = [
-    schedule
-    for point in itertools.product(
-        (None, 0, 1, 2, 5, 64),
-        ("peer", "all"),
-        ("rows", "columns"),
-        ("uniform", "local"),
-        ("fused", "unfused", "adaptive"),
-        ENGINES,
-    )
-    if (schedule := Schedule(*point)).impossible() is None
-]
 sizes = st.sampled_from((0, 1, 2, 3, 4, 5, 7, 8, 13))
 
 
@@ -96,14 +82,7 @@ def check(op, schedule, seed):
             op.lower(schedule)
         return
     plan = op.lower(schedule)
-    verify(plan)
-    values = np.random.default_rng(seed)
-    inputs = {
-        (b.rank, b.name): values.integers(-4, 5, (b.rows, b.columns)).astype(float)
-        for b in plan.buffers
-        if b.kind == "input"
-    }
-    outputs = interpret(plan, inputs, seed)
+    inputs, outputs = proved(plan, seed)
     for rank in range(op.world):
         name, want = expected(op, inputs, rank)
         np.testing.assert_array_equal(outputs[rank, name], want)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from interpreted import proved
 
 from weft.errors import Unsupported
 from weft.operation import split
 from weft.plan.all_gather_matmul import AllGatherMatmul
-from weft.plan.interpret import interpret
 from weft.plan.matmul_reduce_scatter import MatmulReduceScatter
 from weft.plan.network import lower
 from weft.plan.tasks import Copy
-from weft.plan.verify import verify
 from weft.schedule import Schedule
 
 NODES = ((0, 0, 1, 1), (0, 1, 0, 1), (0, 0, 0, 1), (0, 1, 1), (0, 0, 1, 1, 2, 2), (0, 0, 1, 2))
@@ -36,14 +35,7 @@ def test_gathering(nodes, schedule, m, gathered):
     world = len(nodes)
     op = AllGatherMatmul(split(m, world), ((3, 2),) * world, 4, "float32", gathered)
     plan = lower(op, Schedule.parse(schedule), nodes)
-    verify(plan)
-    random = np.random.default_rng(m)
-    inputs = {
-        (b.rank, b.name): random.integers(-3, 4, (b.rows, b.columns)).astype(float)
-        for b in plan.buffers
-        if b.kind == "input"
-    }
-    made = interpret(plan, inputs, seed=m)
+    inputs, made = proved(plan, m)
     x = np.concatenate([inputs[(rank, "x")] for rank in range(world)])
     for rank in range(world):
         for i in range(2):
@@ -61,14 +53,7 @@ def test_scattering(nodes, schedule, m):
     world = len(nodes)
     op = MatmulReduceScatter(split(m, world), 3, tuple(range(1, world + 1)))
     plan = lower(op, Schedule.parse(schedule), nodes)
-    verify(plan)
-    random = np.random.default_rng(m)
-    inputs = {
-        (b.rank, b.name): random.integers(-3, 4, (b.rows, b.columns)).astype(float)
-        for b in plan.buffers
-        if b.kind == "input"
-    }
-    made = interpret(plan, inputs, seed=m)
+    inputs, made = proved(plan, m)
     total = sum(inputs[(rank, "x")] @ inputs[(rank, "w")] for rank in range(world))
     parts = np.split(total, np.cumsum(op.rows)[:-1])
     for rank in range(world):

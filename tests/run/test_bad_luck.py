@@ -8,11 +8,12 @@ import os
 import signal
 import threading
 import time
+from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import check_call, integers, product, shard_of
+from ranks import check_call, integers, product, shard_of, tell
 
 import weft
 from weft import PeerLost, Timeout
@@ -26,6 +27,7 @@ five times, so that nothing but hearing of it can end them in time."""
 def long_call(schedule: str, options: dict | None = None) -> None:
     """A call that takes forty seconds: 4 MB from every peer over a slow link."""
     weft.configure(link="0.1MB/s")
+    tell("calling")
     weft.all_gather_matmul(
         torch.ones(1000, 1000), torch.ones(1000, 8), schedule=schedule, **(options or {})
     )
@@ -87,7 +89,8 @@ def test_a_rank_is_killed_in_the_middle_of_a_call(fresh_ranks, schedule, options
     pool = fresh_ranks(3)
     pool.run(warm_up)
     job = pool.start(long_call, schedule, options)
-    time.sleep(0.3)
+    job.hear("calling")
+    time.sleep(0.1)  # all are in the call by now
     killed = pool.kill(1)
     outcomes = job.outcomes(within=30)
     assert outcomes[1].died
@@ -103,6 +106,7 @@ def test_a_rank_is_killed_in_the_middle_of_a_call(fresh_ranks, schedule, options
 def steady_call(schedule: str) -> None:
     """A call of eight seconds in which a chunk arrives every sixteen milliseconds."""
     weft.configure(link="1MB/s")
+    tell("calling")
     weft.all_gather_matmul(torch.ones(4000, 500), torch.ones(500, 2), schedule=schedule)
 
 
@@ -115,7 +119,8 @@ def test_a_rank_is_killed_while_its_bytes_keep_coming(fresh_ranks, schedule):
     pool = fresh_ranks(2)
     pool.run(warm_up)
     job = pool.start(steady_call, schedule)
-    time.sleep(1.0)
+    job.hear("calling")
+    time.sleep(0.3)  # chunks arrive by now
     killed = pool.kill(1)
     lost = job.outcomes(within=30)[0]
     assert isinstance(lost.error, PeerLost), lost
@@ -127,6 +132,7 @@ def many_calls(seconds: float) -> None:
     until = time.monotonic() + seconds
     w = torch.ones(16, 4)
     x = torch.ones(8, 16)
+    tell("calling")
     while time.monotonic() < until:
         weft.all_gather_matmul(x, w, schedule="adaptive@dma")
 
@@ -137,7 +143,8 @@ def test_a_rank_is_killed_among_quick_calls(fresh_ranks, victim):
     pool = fresh_ranks(3)
     pool.run(warm_up)
     job = pool.start(many_calls, 20.0)
-    time.sleep(0.3)
+    job.hear("calling")
+    time.sleep(0.1)
     killed = pool.kill(victim)
     outcomes = job.outcomes(within=30)
     for rank in {0, 1, 2} - {victim}:
@@ -233,8 +240,8 @@ def too_short_a_deadline(schedule: str) -> str:
 
 
 @pytest.mark.parametrize("schedule", ["adaptive@dma", "serial@cores", "hetero-unfused-1d@direct"])
-def test_a_deadline_shorter_than_the_call(fresh_ranks, schedule):
-    pool = fresh_ranks(2)
+def test_a_deadline_shorter_than_the_call(renewed_ranks, schedule):
+    pool = renewed_ranks(2)
     pool.run(warm_up)
     for rank, message in enumerate(pool.run(too_short_a_deadline, schedule)):
         assert f"rank {rank} waited 0.5 s" in message
@@ -243,7 +250,7 @@ def test_a_deadline_shorter_than_the_call(fresh_ranks, schedule):
 
 def overwrite_after_a_timeout() -> str:
     """Rank 0 gives up early and overwrites its symmetric input, which rank 1 still reads."""
-    rank = dist.get_rank()
+    rank, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
     weft.configure(link="2MB/s", deadline=0.5 if rank == 0 else 20)
     shard = weft.symmetric_empty(1000, 500)
     shard.fill_(rank + 1.0)
@@ -252,8 +259,12 @@ def overwrite_after_a_timeout() -> str:
         y = weft.all_gather_matmul(shard, torch.ones(500, 2), schedule="serial@dma")
     except weft.Error as error:
         shard.fill_(torch.nan)
-        time.sleep(1.5)
+        if rank == 0:
+            store.wait(["rank 1 is through"], timedelta(seconds=30))
         return type(error).__name__
+    finally:
+        if rank == 1:
+            store.set("rank 1 is through", "")
     return "right" if (y[:1000] == 500).all() and (y[1000:] == 1000).all() else "wrong"
 
 
@@ -273,6 +284,7 @@ def leave() -> None:
 
 
 def lost_with_a_reason() -> str:
+    tell("calling")
     with pytest.raises(PeerLost) as lost:
         check_call(8, 3, 4)
     assert lost.value.rank == 1
@@ -283,7 +295,8 @@ def test_a_rank_ends_while_another_waits(fresh_ranks):
     pool = fresh_ranks(2)
     pool.run(warm_up)
     job = pool.start(lost_with_a_reason, only=[0])
-    time.sleep(0.3)
+    job.hear("calling")
+    time.sleep(0.1)
     pool.start(leave, only=[1])
     left = time.monotonic()
     [heard] = job.outcomes(within=20)
@@ -299,13 +312,15 @@ def test_a_rank_destroys_the_group_while_another_waits(fresh_ranks):
     pool = fresh_ranks(2)
     pool.run(warm_up)
     job = pool.start(lost_or_late, only=[0])
-    time.sleep(0.3)
+    job.hear("calling")
+    time.sleep(0.1)
     pool.start(destroy, only=[1]).values()
     assert job.values(within=20) == [True]
 
 
 def lost_or_late() -> bool:
-    weft.configure(deadline=2)
+    weft.configure(deadline=1)
+    tell("calling")
     with pytest.raises((PeerLost, Timeout), match="rank 1"):
         check_call(8, 3, 4)
     return True
@@ -404,8 +419,8 @@ def interrupted_in_the_middle(schedule: str, symmetric: bool) -> str:
 
 @pytest.mark.parametrize("symmetric", [False, True])
 @pytest.mark.parametrize("schedule", ["adaptive@dma", "serial@cores", "adaptive@direct"])
-def test_an_interrupt_in_the_middle_of_a_call(fresh_ranks, schedule, symmetric):
-    pool = fresh_ranks(2)
+def test_an_interrupt_in_the_middle_of_a_call(renewed_ranks, schedule, symmetric):
+    pool = renewed_ranks(2)
     pool.run(warm_up)
     first, second = pool.run(interrupted_in_the_middle, schedule, symmetric)
     assert first == "interrupted"

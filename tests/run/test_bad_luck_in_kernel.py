@@ -7,6 +7,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+from ranks import tell
 
 import weft
 from weft import PeerLost
@@ -37,6 +38,7 @@ def endless(call, link: str) -> None:
         call()
     weft.configure(link=link)
     until = time.monotonic() + 20
+    tell("calling")
     while time.monotonic() < until:
         call()
 
@@ -46,7 +48,8 @@ def endless(call, link: str) -> None:
 def test_a_rank_is_killed(fresh_ranks, call, link):
     pool = fresh_ranks(3)
     job = pool.start(endless, call, link)
-    time.sleep(1.0)
+    job.hear("calling")
+    time.sleep(0.3)
     killed = pool.kill(1)
     outcomes = job.outcomes(within=30)
     for rank in (0, 2):

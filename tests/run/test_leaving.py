@@ -23,5 +23,5 @@ def leave_early(schedule):
 
 
 @pytest.mark.parametrize("schedule", ["adaptive@dma", "adaptive@direct", "serial@cores"])
-def test_what_a_rank_leaves_behind_can_be_read(fresh_ranks, schedule):
-    fresh_ranks(2).run(leave_early, schedule)
+def test_what_a_rank_leaves_behind_can_be_read(renewed_ranks, schedule):
+    renewed_ranks(2).run(leave_early, schedule)

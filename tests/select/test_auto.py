@@ -8,6 +8,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+from ranks import check_call
 
 import weft
 from weft.fabric import VERSION, of
@@ -48,6 +49,20 @@ def test_ranks_agree_in_every_call_and_explain_the_same(ranks, world):
 def test_uneven_shards_agree(ranks):
     agree(ranks(3).run(several, 3, 25))
     agree(ranks(3).run(several, 3, 2))
+
+
+def _the_default() -> tuple[str, str]:
+    unpaced, _ = call(12, 4, 8)
+    group = dist.new_group()
+    weft.configure(group=group, link="10GB/s")
+    check_call(12, 4, 8, group=group)
+    return unpaced, weft.explain().schedule
+
+
+def test_the_default_schedule_fits_the_links(ranks):
+    first, second = ranks(2).run(_the_default)
+    assert first == second
+    assert first[0] == "adaptive@direct"  # at memory speed a copy would only cost
 
 
 def _at_odds(m: int) -> list[tuple[str, str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from datetime import timedelta
 
 import pytest
 import torch
@@ -99,11 +100,11 @@ def stuck(what):
     op(x, w)
     if what == "sleep":
         weft.configure(deadline=1)
-    inner = interpreter_builder.set_grid_idx
+    inner, store = interpreter_builder.set_grid_idx, dist.distributed_c10d._get_default_store()
 
     def stop(*place):
         if place[0] == 1:
-            os._exit(1) if what == "die" else time.sleep(2.5)
+            os._exit(1) if what == "die" else store.wait(["heard"], timedelta(seconds=30))
         inner(*place)
 
     if dist.get_rank() == 1:
@@ -117,6 +118,7 @@ def stuck(what):
             op(x, w)
         except weft.Error as second:
             again = str(second)
+        store.set("heard", "")
         return type(error).__name__, str(error), time.monotonic() - began, again
     return "", "", time.monotonic() - began, ""
 
@@ -141,7 +143,7 @@ def test_a_rank_that_dies_in_its_kernel_is_named(fresh_ranks):
 def alone():
     """On plain pointers nobody says that rank 1 will not come; the deadline does."""
     from weft.triton import Pointers
-    from weft.triton.checks import Case, gemv_all_reduce
+    from weft.triton.checks import KernelCase, gemv_all_reduce
 
     memory = torch.zeros(2**17, dtype=torch.uint8)
     start = -memory.data_ptr() % 256
@@ -150,7 +152,7 @@ def alone():
     bases = [memory.data_ptr(), other.data_ptr() + -other.data_ptr() % 256]
     space = Pointers(memory, bases, 0, lambda said: [said, said], deadline=0.3)
     with pytest.raises(weft.Timeout) as caught:
-        gemv_all_reduce(space, Case(torch.float32, calls=1))
+        gemv_all_reduce(space, KernelCase(torch.float32, calls=1))
     return str(caught.value)
 
 

@@ -20,8 +20,8 @@ import torch
 import torch.distributed as dist
 
 from weft.benchmarks import Check, Result
-from weft.collectives import channel as channels
-from weft.fabric import _native
+from weft.collectives import group_channel as channels
+from weft.collectives.group_channel import SIZES
 from weft.measure.launch import Report, launch
 
 WORLD = 2
@@ -29,7 +29,7 @@ KIB = (4, 16, 64, 256, 1024, 4096, 16384)
 """KiB of each rank's input."""
 KINDS = ("all_gather", "all_to_all", "all_reduce")
 
-_SMALL, _CHUNK, _STREAM = _native.SMALL_BYTES, _native.CHUNK_BYTES, _native.STREAM_BYTES
+_SMALL, _CHUNK, _STREAM = SIZES
 _NEVER = 2**62
 SHIPPED = "shipped"
 TUNINGS: dict[str, tuple[int, int, int]] = {

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from weft.benchmarks import Check, Result
 from weft.measure.launch import Report
 from weft.simulate.cost.fidelity import Fidelity, Summary, compare
-from weft.study.ficco import Story, tell
+from weft.study.ficco import FiccoEvaluation, evaluate
 
 HEADERS = ("comparison", "measure", "value", "promised")
 IDEAL = (1.7, 1.85)
@@ -27,7 +27,7 @@ class Findings:
     """All comparisons, for docs/generate/fidelity.py."""
 
     costs: Fidelity
-    story: Story
+    ficco: FiccoEvaluation
     promises: Sequence[tuple[str, float, str, bool]]  # name, value, bounds, whether it is kept
 
 
@@ -35,29 +35,29 @@ def run(report: Report) -> Result:
     """Cost models against measurements, then FiCCO's scenarios on a mesh and on a switch."""
     report(0.0, "cost models against measurements")
     found = compare()
-    story = tell(report)
+    ficco = evaluate(report)
     # FiCCO's ideal exists twice. The simulated one counts, not the one of the cost models.
     costs = [summary for summary in found.summaries if not summary.what.startswith("FiCCO")]
-    summaries = [*costs, *_story(story)]
+    summaries = [*costs, *_ficco(ficco)]
     promises = [(_name(s), s.value, _promised(s), s.reached) for s in summaries if _promised(s)]
     return Result(
         HEADERS,
         [[_what(s), s.measure, f"{s.value:.3g}", _promised(s)] for s in summaries],
         [check for summary in summaries for check in _checks(summary)],
-        Findings(found, story, promises),
+        Findings(found, ficco, promises),
     )
 
 
-def _story(story: Story) -> list[Summary]:
-    slow, what = story.shard_slowdowns, "FiCCO mi300x, simulated"
+def _ficco(ficco: FiccoEvaluation) -> list[Summary]:
+    slow, what = ficco.shard_slowdowns, "FiCCO mi300x, simulated"
     return [
-        Summary(what, "largest ideal speedup", story.largest_ideal, *IDEAL),
-        Summary(what, "largest speedup of the best schedules", story.top.best.speedup, *BEST),
-        Summary(what, "fixed schedules that are best somewhere", float(len(story.winners)), 2.0),
+        Summary(what, "largest ideal speedup", ficco.largest_ideal, *IDEAL),
+        Summary(what, "largest speedup of the best schedules", ficco.top.best.speedup, *BEST),
+        Summary(what, "fixed schedules that are best somewhere", float(len(ficco.winners)), 2.0),
         Summary(what, "shard-p2p / serial, comm.-heavy, least", min(slow), SLOWER),
         Summary(what, "shard-p2p / serial, comm.-heavy, most", max(slow)),
-        Summary("FiCCO h100, simulated", "shard-p2p speedup, least", story.shard_on_switch, 1.0),
-        Summary(what, "best on dma / best on cores, least", story.engines_over_cores, 1.0),
+        Summary("FiCCO h100, simulated", "shard-p2p speedup, least", ficco.shard_on_switch, 1.0),
+        Summary(what, "best on dma / best on cores, least", ficco.engines_over_cores, 1.0),
     ]
 
 

@@ -1,4 +1,4 @@
-"""`weft c3`: independent GEMMs and collectives side by side, under every strategy."""
+"""`weft c3`: independent GEMMs and collectives at the same time, under every strategy."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def c3(
 
 
 def show(found: Study) -> None:
-    """The scenarios, the ladder, the rules, and a summary."""
+    """Prints the scenarios, the strategies, the rules, and a summary."""
     caption = "Times alone, the speedup of ideal over serial, and percent of ideal by strategy."
     headers, rows = scenario_headers(found), scenario_rows(found)
     console.print(table(headers, rows, caption=caption, width=console.width))

@@ -12,10 +12,10 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from weft.dtype import ON_HOST
 from weft.errors import Unsupported, nearest
 from weft.fabric.link import TOPOLOGIES, Topology
 from weft.measure.launch import Report
-from weft.operation import ITEM_BYTES
 from weft.schedule import Schedule
 
 WIDTH = 100
@@ -28,7 +28,7 @@ World = Annotated[int, typer.Option(help="Number of ranks.", min=1, max=64)]
 Rows = Annotated[int, typer.Option("--m", help="M: rows of the gathered X.", min=0)]
 Columns = Annotated[int, typer.Option("--n", help="N: columns of W on every rank.", min=0)]
 Inner = Annotated[int, typer.Option("--k", help="K: columns of X, rows of W.", min=0)]
-Dtype = Annotated[str, typer.Option(help=f"One of {', '.join(list(ITEM_BYTES)[:4])}.")]
+Dtype = Annotated[str, typer.Option(help=f"One of {', '.join(ON_HOST)}.")]
 TopologyName = Annotated[str, typer.Option(help=f"One of {', '.join(TOPOLOGIES)}.")]
 
 
@@ -68,10 +68,9 @@ def topology_of(name: str) -> Topology:
 
 
 def dtype_of(name: str) -> str:
-    known = list(ITEM_BYTES)[:4]
-    if name not in known:
+    if name not in ON_HOST:
         raise Unsupported(
-            f"there is no dtype {name!r}{nearest(name, known)} here; use one of {known}"
+            f"there is no dtype {name!r}{nearest(name, ON_HOST)} here; use one of {list(ON_HOST)}"
         )
     return name
 

@@ -101,12 +101,22 @@ def _packages() -> list[Finding]:
         findings.append(Finding("triton", triton_version, True))
     except ImportError:
         findings.append(Finding("triton", "none", True, "only for weft.triton: weft[triton]"))
+    findings.append(_loom())
     for package, use in (("plotly", "HTML pages"), ("rich", "tables"), ("numpy", "plan checks")):
         present = importlib.util.find_spec(package) is not None
         version = importlib.metadata.version(package) if present else "none"
         fix = "" if present else f"pip install {package} ({use})"
         findings.append(Finding(package, version, present, fix))
     return findings
+
+
+def _loom() -> Finding:
+    """The emulated accelerator, which nothing else needs."""
+    from weft.loom.build import library_path, why_not
+
+    reason = why_not()
+    found = "no" if reason else "built" if library_path().exists() else "built when first used"
+    return Finding("loom (weft loom check)", found, True, reason)
 
 
 def _call(report: Report) -> Finding:
@@ -160,12 +170,12 @@ def _on_gpu(report: Report, name: str) -> bool:
     import torch.distributed as dist
 
     from weft.triton import symmetric_memory
-    from weft.triton.checks import CHECKS, Case
+    from weft.triton.checks import CHECKS, KernelCase
     from weft.triton.launch import DTYPES
 
     torch.cuda.set_device(dist.get_rank())
     space = symmetric_memory(64 * 2**20)
-    return all(CHECKS[name](space, Case(dtype)) for dtype in DTYPES)
+    return all(CHECKS[name](space, KernelCase(dtype)) for dtype in DTYPES)
 
 
 def _works(function: object) -> bool:

@@ -1,4 +1,4 @@
-"""`weft explore`: simulate schedules of an operation on a machine, yours or one you do not have."""
+"""`weft explore`: simulates the schedules of an operation on any machine."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ import typer
 
 from weft.cli.console import Json, console, print_json, progress
 from weft.cli.explore_cluster import explore_collective, explore_shape, explore_workload
+from weft.cli.explore_ways import SIZES, explore_ways, node_of
+from weft.dtype import MULTIPLIED
 from weft.errors import Unsupported, nearest
 from weft.machine import Machine, load, names
 from weft.models.workloads import WORKLOADS
-from weft.operation import ITEM_BYTES, find
+from weft.operation import find
+from weft.plan.collective import UNROOTED
 from weft.report.cells import Cell
 from weft.report.explore_figures import LOSSES
 from weft.report.explore_page import rows_of, summary_of, write_explore_page
@@ -29,9 +32,9 @@ from weft.study.scenarios import Shape, ficco, from_csv
 from weft.timeline import Timeline
 
 SETS = {"ficco": ficco}
-"""Scenarios that ship as data, by name."""
+"""The scenarios that come with weft, by name."""
 
-# Headers in two lines leave room for the names of schedules in 100 columns.
+# Two-line headers leave room for the names of schedules in 100 columns.
 _MANY = (
     *("id", "comp.", "comm.", "serial", "ideal", "best schedule", "gain"),
     *("of\nideal", "shard-\np2p", "adap-\ntive"),
@@ -67,12 +70,17 @@ def explore(
     ] = None,
     shapes: Annotated[
         Path | None,
-        typer.Option(help="A CSV file with the columns m, n, k, and if wanted id, dtype, note."),
+        typer.Option(
+            help="A CSV file with the columns m, n, k, and if wanted id, dtype, result, note."
+        ),
     ] = None,
     world: Annotated[int, typer.Option(help="Number of ranks.")] = 8,
     dtype: Annotated[
         str | None,
-        typer.Option(help=f"One of {', '.join(ITEM_BYTES)}. [default: bfloat16]"),
+        typer.Option(help=f"One of {', '.join(MULTIPLIED)}. [default: bfloat16]"),
+    ] = None,
+    result: Annotated[
+        str | None, typer.Option(help="The dtype of the result. [default: that of --dtype]")
     ] = None,
     schedule: Annotated[
         str, typer.Option(help="all, or names separated by commas, e.g. serial,adaptive@dma.")
@@ -99,11 +107,24 @@ def explore(
     ] = None,
     collective: Annotated[
         str | None,
-        typer.Option(help="On a cluster: all_gather, reduce_scatter, all_reduce or all_to_all."),
+        typer.Option(
+            help=f"Ask about a collective: {', '.join(UNROOTED)}; on one node also broadcast, "
+            "gather and scatter."
+        ),
     ] = None,
-    size: Annotated[str, typer.Option(help="Of the collective, e.g. 64KiB,256MiB.")] = "256MiB",
+    size: Annotated[
+        str | None,
+        typer.Option(
+            help="Of the collective, e.g. 64KiB,256MiB. "
+            f"[default: {SIZES} on one node, else 256MiB]"
+        ),
+    ] = None,
     algorithm: Annotated[
-        str, typer.Option(help=f"{', '.join(ALGORITHMS)}, or e.g. hierarchical:direct+ring.")
+        str,
+        typer.Option(
+            help=f"{', '.join(ALGORITHMS)}, or e.g. hierarchical:direct+ring; on one node also "
+            "cores, or a variant of copy engines, e.g. b2b+prelaunch."
+        ),
     ] = "auto",
     chunks: Annotated[
         int | None, typer.Option(help="Of hierarchical algorithms. [default: the best]", min=1)
@@ -124,8 +145,9 @@ def explore(
     Sizes are those of the whole product over all ranks: A is M x K with M / world rows on each
     rank, B is K x N with N / world columns on each.
 
-    With --collective, --workload or --nodes, the machine is a cluster: nodes and the network
-    between them, and all of its devices are ranks.
+    With --collective and no --nodes, every way to carry it out on one node is compared. With
+    --nodes or --workload, the machine is a cluster: nodes and the network between them, and all of
+    its devices are ranks.
     """
     if collective is not None or workload is not None:
         if any(given is not None for given in (m, n, k, scenarios, shapes)) or (
@@ -137,8 +159,12 @@ def explore(
         elif html is not None:
             raise Unsupported("there is no page of a collective; use --trace or --json")
         else:
+            kind, one_node = str(collective), node_of(machine, nodes, algorithm, chunks)
+            if one_node is not None:
+                explore_ways(one_node, kind, size, algorithm, json, trace)
+                return
             explore_collective(
-                machine, str(collective), size, algorithm, chunks, nodes, json, trace
+                machine, kind, size or "256MiB", algorithm, chunks, nodes, json, trace
             )
         return
     described = load(machine) if nodes is None else None
@@ -146,7 +172,7 @@ def explore(
         raise Unsupported("on several nodes, leave out --no-contention and --captured")
     if described is not None:
         described = _as_asked(described, contention, captured)
-    asked = _shapes(m, n, k, scenarios, shapes, dtype)
+    asked = _shapes(m, n, k, scenarios, shapes, dtype, result)
     find(op)
     wanted = None if schedule == "all" else [Schedule.parse(s) for s in schedule.split(",")]
     if described is None:
@@ -203,7 +229,7 @@ def _chosen(found: Exploration, scenario: Scenario) -> str:
 
 
 def show(found: Exploration) -> None:
-    """A row per scenario; for a single one, a row per schedule with its losses."""
+    """Prints one row per scenario; for a single scenario, one row per schedule with its losses."""
     if len(found.scenarios) > 1:
         caption = (
             f"Milliseconds on {found.world} x {found.machine.name}, simulated: compute and "
@@ -251,6 +277,7 @@ def _shapes(
     scenarios: str | None,
     file: Path | None,
     dtype: str | None,
+    result: str | None,
 ) -> tuple[Shape, ...]:
     sizes = [size for size in (m, n, k) if size is not None]
     if bool(sizes) + (scenarios is not None) + (file is not None) != 1:
@@ -259,8 +286,10 @@ def _shapes(
             "or --shapes FILE.csv"
         )
     if file is not None:
-        if dtype is not None:
-            raise Unsupported("a file of shapes says its dtypes in a column; leave out --dtype")
+        if dtype is not None or result is not None:
+            raise Unsupported(
+                "a file of shapes gives its dtypes in columns; leave out --dtype and --result"
+            )
         return from_csv(file)
     dtype = dtype or "bfloat16"
     if scenarios is not None:
@@ -269,14 +298,14 @@ def _shapes(
                 f"there are no scenarios {scenarios!r}{nearest(scenarios, SETS)}; "
                 f"known: {', '.join(SETS)}"
             )
-        return tuple(replace(shape, dtype=dtype) for shape in SETS[scenarios]())
+        return tuple(replace(shape, dtype=dtype, result=result) for shape in SETS[scenarios]())
     if m is None or n is None or k is None:
         raise Unsupported("a shape needs all three of --m, --n and --k")
-    return (Shape(m, n, k, dtype=dtype),)
+    return (Shape(m, n, k, dtype=dtype, result=result),)
 
 
 def _check_any(scenario: Scenario) -> None:
-    """At least one schedule must fit the machine."""
+    """Raises unless at least one schedule fits the machine."""
     if not scenario.outcomes:
         raise Unsupported(f"{scenario.shape.label}: {scenario.refused[0][1]}")
 

@@ -23,7 +23,7 @@ from weft.report.scaling_page import (
     write_scaling_page,
 )
 from weft.report.terminal import table
-from weft.report.units import duration
+from weft.report.units import byte_size, duration
 from weft.schedule import Schedule
 from weft.simulate.cluster import Answer, ask
 from weft.study.cluster_plans import explore_plans
@@ -110,7 +110,7 @@ def explore_collective(
                 [
                     answer.cluster.nodes,
                     answer.cluster.world,
-                    _bytes(answer.total),
+                    byte_size(answer.total),
                     answer.algorithm,
                     answer.chunks,
                     duration(answer.seconds),
@@ -130,6 +130,7 @@ def explore_collective(
         f"{some[0].slowest} ({nodes_text(some[0].cluster.nodes)})" for some in answers
     )
     console.print(f"The bound is set by {', '.join(limits)}.")
+    console.print(_verdict(answers))
     if trace is not None:
         console.print(f"trace: {trace} (open it at ui.perfetto.dev)")
 
@@ -219,6 +220,15 @@ def show_scaling(result: Scaling) -> None:
     console.print(f"Sizes and every assumption: {result.workload.path}", soft_wrap=True)
 
 
+def _verdict(answers: list[list[Answer]]) -> str:
+    """The fastest algorithm on the most nodes, at the largest size there."""
+    best = answers[-1][0]
+    return (
+        f"Fastest for {byte_size(best.total)} on {nodes_text(best.cluster.nodes)}: "
+        f"{best.algorithm}, {duration(best.seconds)}, {best.over_bound:.2f}x the bound."
+    )
+
+
 def _json(answers: list[list[Answer]]) -> list[dict[str, Any]]:
     return [
         {
@@ -231,10 +241,3 @@ def _json(answers: list[list[Answer]]) -> list[dict[str, Any]]:
         }
         for some in answers
     ]
-
-
-def _bytes(total: float) -> str:
-    for unit in ("GiB", "MiB", "KiB"):
-        if total >= _UNITS[unit]:
-            return f"{total / _UNITS[unit]:g} {unit}"
-    return f"{total:g} B"

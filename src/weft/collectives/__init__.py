@@ -1,13 +1,14 @@
-"""Collectives on shared memory: the public functions, their handles, the torch.distributed backend.
+"""Collectives over shared memory: public functions, handles, and the torch.distributed backend.
 
-Moved in chunks without Python and summed in the order of ranks; `native/channel.h` says how.
+Bytes move in chunks and without Python; sums are in the order of ranks. `native/channel.h` has the
+protocol. Only `group_channel.py` reaches the native module.
 """
 
 from weft.collectives import backend as _backend
-from weft.collectives.exchanging import all_to_all, scatter
-from weft.collectives.gathering import all_gather, broadcast, gather
+from weft.collectives.exchanges import all_to_all, scatter
+from weft.collectives.gathers import all_gather, broadcast, gather
 from weft.collectives.handle import Handle
-from weft.collectives.summing import all_reduce, reduce_scatter
+from weft.collectives.sums import all_reduce, reduce_scatter
 
 _backend.register()
 

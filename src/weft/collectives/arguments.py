@@ -1,4 +1,4 @@
-"""What all collectives check, and how they refuse: one sentence, heard on every rank."""
+"""Checks that all collectives share. A refusal is one sentence, and every rank receives it."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
-from weft.collectives.channel import Channel
+from weft.collectives.group_channel import GroupChannel, Job
 from weft.collectives.handle import Handle
+from weft.dtype import name_of
 from weft.errors import Error, Unsupported
-from weft.fabric import _native
 
 Parameters = ParamSpec("Parameters")
 Value = TypeVar("Value")
-Given = torch.Tensor | Handle[torch.Tensor]
+TensorOrHandle = torch.Tensor | Handle[torch.Tensor]
 
 
 def checked(
-    channel: Channel,
+    channel: GroupChannel,
     background: bool,
     check: Callable[Parameters, Value],
     *arguments: Parameters.args,
     **keywords: Parameters.kwargs,
 ) -> Value:
-    """What a check gives; where it raises, every rank hears why."""
+    """Returns what a check returns. If it raises, the reason goes to every rank first."""
     try:
         return check(*arguments, **keywords)
     except Error as error:
@@ -36,7 +36,7 @@ def checked(
 
 
 def check_input(x: object, name: str = "x") -> torch.Tensor:
-    """A contiguous CPU tensor, whose memory says what it holds."""
+    """Returns a contiguous CPU tensor whose memory holds its values as they are."""
     if not isinstance(x, torch.Tensor):
         raise Unsupported(f"{name} must be a tensor, not {type(x).__name__}")
     if x.device.type != "cpu":
@@ -47,20 +47,23 @@ def check_input(x: object, name: str = "x") -> torch.Tensor:
 
 
 def check_out(out: object, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """A contiguous CPU tensor into which a result can go."""
+    """Raises unless `out` is a contiguous CPU tensor of that shape and dtype."""
     tensor = check_input(out, "out")
     if tensor is not out:
         raise Unsupported("out must be contiguous, and no conjugate or negative view")
     if tuple(tensor.shape) != tuple(shape):
         raise Unsupported(f"out has shape {tuple(tensor.shape)}, but the result has {tuple(shape)}")
     if tensor.dtype != dtype:
-        raise Unsupported(f"out is {_word(tensor.dtype)}, but the result is {_word(dtype)}")
+        raise Unsupported(f"out is {name_of(tensor.dtype)}, but the result is {name_of(dtype)}")
     return tensor
 
 
 def check_apart(x: torch.Tensor, out: torch.Tensor, in_place: int | None) -> None:
-    """That input and result share no memory, unless the input lies where the result wants it: so
-    many bytes behind its beginning (None: nowhere)."""
+    """Raises if input and result overlap.
+
+    in_place: the offset, in bytes from the start of the result, at which the input may lie. None:
+    the input must not lie in the result at all.
+    """
     start, end = x.data_ptr(), x.data_ptr() + x.nbytes
     first, last = out.data_ptr(), out.data_ptr() + out.nbytes
     if start >= last or first >= end or start == end or first == last:
@@ -70,13 +73,15 @@ def check_apart(x: torch.Tensor, out: torch.Tensor, in_place: int | None) -> Non
 
 
 def check_root(root: object, world: int) -> int:
+    """Raises unless the root is a rank of the group."""
     if not isinstance(root, int) or not 0 <= root < world:
         raise Unsupported(f"root must be a rank of the group, from 0 to {world - 1}, not {root!r}")
     return root
 
 
 def check_sizes(name: str, sizes: Sequence[int] | None, world: int, rows: int) -> list[int]:
-    """One number of rows per rank, so many in all (below zero: any number)."""
+    """Raises unless there is one number of rows per rank, and they add up to `rows`. A negative
+    `rows` allows any sum."""
     try:
         listed = [int(size) for size in sizes or ()]
     except (TypeError, ValueError):
@@ -91,7 +96,7 @@ def check_sizes(name: str, sizes: Sequence[int] | None, world: int, rows: int) -
 
 
 def row_bytes(x: torch.Tensor) -> int:
-    """Bytes of one index of the first dimension."""
+    """Bytes of one row: one index of the first dimension."""
     if x.dim() == 0:
         raise Unsupported("x has no rows to share out; use x.view(1)")
     count = x.element_size()
@@ -100,15 +105,9 @@ def row_bytes(x: torch.Tensor) -> int:
     return count
 
 
-def answer(
-    channel: Channel, job: _native.Job | None, result: Any, name: str, background: bool
-) -> Any:
-    """The result, or the handle that will give it."""
+def answer(channel: GroupChannel, job: Job | None, result: Any, name: str, background: bool) -> Any:
+    """The result, or in the background the handle that will return it."""
     if not background:
         return result
     assert job is not None
     return Handle(channel, job, result, name)
-
-
-def _word(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

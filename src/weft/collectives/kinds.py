@@ -1,50 +1,30 @@
-"""The numbers by which collectives, dtypes and reductions go to the native channel."""
+"""The numbers by which kinds of collectives, dtypes and reductions go to the native channel."""
 
 from __future__ import annotations
 
-import torch
-
+from weft.dtype import channel_numbers
 from weft.errors import Unsupported, nearest
+from weft.plan.collective import KINDS
 
-KINDS = (
-    "all_gather",
-    "all_to_all",
-    "reduce_scatter",
-    "all_reduce",
-    "broadcast",
-    "gather",
-    "scatter",
-    "reduce",
-    "barrier",
-)
-(
-    ALL_GATHER,
-    ALL_TO_ALL,
-    REDUCE_SCATTER,
-    ALL_REDUCE,
-    BROADCAST,
-    GATHER,
-    SCATTER,
-    REDUCE,
-    BARRIER,
-) = range(len(KINDS))
+ALL_GATHER = KINDS["all_gather"].number
+ALL_TO_ALL = KINDS["all_to_all"].number
+REDUCE_SCATTER = KINDS["reduce_scatter"].number
+ALL_REDUCE = KINDS["all_reduce"].number
+BROADCAST = KINDS["broadcast"].number
+GATHER = KINDS["gather"].number
+SCATTER = KINDS["scatter"].number
+REDUCE = KINDS["reduce"].number
+BARRIER = KINDS["barrier"].number
 
-DTYPES: dict[torch.dtype, int] = {
-    torch.float64: 0,
-    torch.float32: 1,
-    torch.float16: 2,
-    torch.bfloat16: 3,
-    torch.int8: 4,
-    torch.uint8: 5,
-    torch.int16: 6,
-    torch.int32: 7,
-    torch.int64: 8,
-    torch.bool: 9,
-}
+BY_NUMBER = {kind.number: kind for kind in KINDS.values()}
+
+DTYPES = channel_numbers()
+"""By torch dtype."""
 OTHER = len(DTYPES)
-"""Any other dtype: it can be moved, but not added."""
+"""Any other dtype: the channel can move it, but not add it."""
 
 REDUCTIONS = ("sum", "product", "min", "max", "band", "bor", "bxor", "avg")
+"""In the order of `native/sums.h`."""
 SUM = 0
 
 

@@ -1,4 +1,4 @@
-"""Where bytes really move. `of(group)` gives the fabric of a torch.distributed group.
+"""Where bytes move. `of(group)` returns the fabric of a torch.distributed group.
 
 The interface is in `interface.py`. A fabric for another device registers itself with `register`.
 """
@@ -31,19 +31,19 @@ Opener = Callable[[dist.ProcessGroup, torch.device], Fabric]
 _world = dist.distributed_c10d._world
 _CPU = "cpu"
 _open: dict[tuple[int, str], Fabric] = {}
-"""By the group and the type of device."""
+"""Open fabrics, by group and type of device."""
 _openers: dict[str, dict[str, Opener]] = {}
-"""By the type of device, then by the name of the kind; "" is the usual one."""
+"""Openers by type of device, then by the name of the kind; "" is the default kind."""
 _changing = threading.Lock()
 _opening: WeakKeyDictionary[dist.ProcessGroup, threading.Lock] = WeakKeyDictionary()
-"""A lock for each group: opening waits for the other ranks, whose threads may be opening another
-group first."""
+"""A lock for each group. Opening waits for the other ranks, whose threads may open another group
+first, so one lock for all groups could deadlock."""
 
 
 def register(device: str, opener: Opener, kind: str = "") -> None:
-    """Makes a fabric known for tensors of a type of device, such as "cuda". All ranks of a group
-    call the opener together, in the first call with such tensors. kind: if there is another fabric
-    for the device, the name under which WEFT_FABRIC chooses this one."""
+    """Registers a fabric for tensors of a type of device, such as "cuda". All ranks of a group
+    call the opener together, in the first call with such tensors. kind: the name by which
+    WEFT_FABRIC chooses this fabric, if the device has another one."""
     _openers.setdefault(device, {})[kind] = opener
 
 
@@ -53,8 +53,8 @@ def devices() -> list[str]:
 
 
 def of(group: dist.ProcessGroup | None = None, device: torch.device | str = _CPU) -> Fabric:
-    """The fabric of a group (None: of all ranks) for tensors of a device, opened at the first call,
-    which all ranks make."""
+    """The fabric of a group (None: of all ranks) for tensors of a device. It is opened by the first
+    call, which all ranks make together."""
     kind = device if type(device) is str else device.type  # type: ignore[union-attr]
     asked = group if group is not None else _world.default_pg
     known = _open.get((id(asked), kind))
@@ -98,7 +98,7 @@ def _opener(device: torch.device) -> Opener:
 
 
 def close(group: dist.ProcessGroup) -> None:
-    """Leaves a group, if its fabric is open: peers that wait for this rank learn it at once."""
+    """Leaves a group, if its fabric is open. Waits of peers for this rank end at once."""
     with _changing:
         for key, fabric in list(_open.items()):
             if key[0] == id(group) and fabric.group_ref() is group:
@@ -107,12 +107,12 @@ def close(group: dist.ProcessGroup) -> None:
 
 
 def kinds() -> list[str]:
-    """The names that WEFT_FABRIC chooses a registered fabric by."""
+    """The names of registered fabrics that WEFT_FABRIC can choose."""
     return sorted({kind for made in _openers.values() for kind in made if kind})
 
 
 def open_on_cpu(group: dist.ProcessGroup, device: torch.device) -> ProcessFabric:
-    """The host fabric where all ranks are on one machine; otherwise the group fabric."""
+    """The host fabric if all ranks are on one machine, otherwise the group fabric."""
     deadline = deadline_of(group)
     cards = hello(group, deadline, kinds())
     asked = cards[0].fabric

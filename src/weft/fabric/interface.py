@@ -1,10 +1,10 @@
-"""What weft asks of a fabric: where ranks are, what they can do, and how a plan runs there.
+"""The interface of a fabric: the ranks, what they can do, and how a plan runs there.
 
-A fabric speaks of tasks and regions of a plan, never of addresses. Everything above `weft.fabric`
+Its methods take tasks and regions of a plan, never addresses. Everything above `weft.fabric`
 is written against these protocols, so a fabric for another device is a package of its own that
 registers itself with `weft.fabric.register`.
 
-    with fabric.call(proposal, exposed) as call:          the ranks meet and compare proposals
+    with fabric.call(proposal, exposed) as call:          this rank posts its header
         program = fabric.prepare(plan, slots, signatures) copies and signals, compiled once
         flight = program.start(call, tensors, record)     copies and signals are under way
         flight.before(task); ...compute...; flight.after(task)
@@ -16,7 +16,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -33,14 +34,14 @@ from weft.timeline import Timeline
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a fabric can do. `weft.select` chooses by these; lowering refuses what is missing."""
+    """What a fabric can do. `weft.select` considers these; lowering refuses what is missing."""
 
     name: str
     """The fabric's name in `weft.explain()`: host, group, or a device's."""
     direct: bool = False
     """Compute can read and write the memory of peers in place."""
     adaptive: bool = False
-    """The host sees which chunks have arrived, and can choose the next task by that."""
+    """The host can see which chunks have arrived, and choose the next task accordingly."""
     in_kernel: bool = False
     """Kernels can store into the memory of peers."""
     two_level: bool = False
@@ -54,8 +55,8 @@ class Capabilities:
 
 
 class Disagree(Exception):
-    """The headers of a call are not those that its program was made for: plan the call anew.
-    Nothing has moved."""
+    """The headers of a call differ from those that its program was made for. Nothing has moved, and
+    the call must be planned again."""
 
 
 class PeerOutput(NamedTuple):
@@ -65,18 +66,17 @@ class PeerOutput(NamedTuple):
     offset: int
 
 
-@dataclass(frozen=True)
-class Exposed:
+class Exposed(NamedTuple):
     """The memory of this rank that peers may touch in a call.
 
-    inputs: tensors that peers read. workspaces: bytes by name; a call places them before the ranks
-    agree, because headers carry their addresses, so names are the same on all ranks and sizes
-    follow from the rank's own arguments. outputs: results into which peers store.
+    inputs: tensors that peers read. workspaces: bytes by name. They are placed before the ranks
+    agree, because headers carry their addresses. So their names are the same on all ranks, and
+    their sizes follow from the rank's own arguments. outputs: results into which peers store.
     """
 
-    inputs: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    workspaces: Mapping[str, int] = field(default_factory=dict)
-    outputs: Mapping[str, PeerOutput] = field(default_factory=dict)
+    inputs: Mapping[str, torch.Tensor] = MappingProxyType({})
+    workspaces: Mapping[str, int] = MappingProxyType({})
+    outputs: Mapping[str, PeerOutput] = MappingProxyType({})
 
 
 NOTHING_EXPOSED = Exposed()
@@ -95,30 +95,30 @@ class Memory(Protocol):
     def output(
         self, shape: Sequence[int], dtype: torch.dtype, out: torch.Tensor | None = None
     ) -> PeerOutput:
-        """Memory for a result into which peers store: `out` if peers can reach it."""
+        """Memory for a result into which peers store; it is `out` if peers can reach that."""
 
     def abandon(self, output: PeerOutput) -> None:
-        """Never reuses an output: its call failed, and a peer may still store into it."""
+        """Never reuses an output, because its call failed and a peer may still store into it."""
 
 
 class Completion(Protocol):
     """The end of a call on this rank."""
 
     def wait(self) -> None:
-        """Waits until the results are there. On the host they already are."""
+        """Waits until the results are complete. On the host they already are."""
 
     def timeline(self) -> Timeline:
-        """The spans of this rank, if the call was recorded."""
+        """The spans of this rank; empty unless the call was recorded."""
 
 
 class Flight(Protocol):
     """One call under way on one rank."""
 
     def end(self) -> Completion:
-        """Waits for (or enqueues) the end of every copy of the call."""
+        """Waits for the end of every copy of the call, or enqueues that wait."""
 
     def cancel(self) -> None:
-        """Stops the call after an error: when it returns nothing touches the call's buffers."""
+        """Stops the call after an error. When it returns, nothing touches the call's buffers."""
 
 
 class StepFlight(Flight, Protocol):
@@ -131,28 +131,28 @@ class StepFlight(Flight, Protocol):
         """A region of this rank's or a peer's memory, in place."""
 
     def before(self, task: AnyTask) -> None:
-        """Lets a task start: blocks until what it needs is there, or enqueues a wait."""
+        """Called before a task starts. Blocks until its inputs are complete, or enqueues a wait."""
 
     def after(self, task: AnyTask) -> None:
-        """Signals that a task has ended."""
+        """Called after a task has ended. Sets its counter, or enqueues that."""
 
     def touched(self, task: AnyTask, since: int) -> None:
-        """Waits until what a task read or stored in place would have come through a paced link.
+        """Waits until a paced link would have transferred what a task read or stored in place.
         since: when the task started, in nanoseconds."""
 
     def ready(self, tasks: Sequence[AnyTask]) -> list[bool]:
-        """Which tasks may start now; only where the fabric can be adaptive."""
+        """Which tasks may start now. Called only if the fabric can be adaptive."""
 
     def wait_any(self, waiting: AnyTask) -> None:
-        """Waits until a signal has come since `ready` was last asked. waiting: one of the tasks
-        that could not start, for the error message."""
+        """Waits for a signal since the last call of `ready`. waiting: a task that could not start,
+        for the error message."""
 
     def ran(self, task: AnyTask, start: int, end: int) -> None:
         """Records a task of the compute lane, in nanoseconds."""
 
 
 class Repeat(Protocol):
-    """A call that is made again and again with other operands, in one native step."""
+    """A call that can be repeated with other operands in one native step."""
 
     def run(
         self,
@@ -162,8 +162,8 @@ class Repeat(Protocol):
         workspace: Mapping[str, int],
         output: PeerOutput,
     ) -> bool:
-        """Runs the whole call. False if the ranks propose another call than the last time: this
-        rank has entered the call then, and nothing has moved."""
+        """Runs the whole call. Returns False if the proposals of the ranks differ from the last
+        time. This rank has then entered the call, and nothing has moved."""
 
 
 class Program(Protocol):
@@ -171,17 +171,17 @@ class Program(Protocol):
 
     plan: Plan
     computes: bool
-    """Whether compute runs the tasks of the rank's compute lane; False where the program is one
-    kernel that does."""
+    """Whether the executor runs the tasks of the compute lane; False if the program is one kernel
+    that runs them."""
 
     def start(self, call: Any, tensors: dict[str, torch.Tensor], record: bool) -> Flight:
-        """Sets the copies of a call going. call: this fabric's own. tensors: this rank's buffers by
-        name; workspace is added. Raises `Disagree`, here or from the flight, if the headers of the
-        ranks differ from
-        those that the program was prepared for. A `StepFlight` where `computes`."""
+        """Starts the copies of a call. call: a call of this fabric. tensors: this rank's buffers by
+        name; workspace is added. Returns a `StepFlight` if `computes`. Raises `Disagree`, here or
+        from the flight, if the headers of the ranks differ from those that the program was
+        prepared for."""
 
     def repeat(self, proposal: Proposal) -> Repeat | None:
-        """A way to run the same call again in one native step; None where there is none."""
+        """A way to run the same call again in one native step; None if there is none."""
 
 
 class Call(Protocol):
@@ -189,17 +189,18 @@ class Call(Protocol):
 
     number: int
     label: str
-    """What error messages call this call."""
+    """The name of this call in error messages."""
 
     def proposals(self) -> list[Proposal]:
-        """The proposals of all ranks, in their order; raises `Mismatch` on all ranks unless they
+        """The proposals of all ranks, in their order. Raises `Mismatch`, on all ranks, unless they
         propose the same call."""
 
     def addresses(self, slot: int) -> list[int]:
-        """Where the exposed memory of every rank is in this process, by its place in the header."""
+        """The addresses, in this process, of one exposed memory of every rank. slot: its place in
+        the header."""
 
     def peer_failure(self) -> tuple[int, int] | None:
-        """How a peer was lost since the call began; None while all are well."""
+        """The outcome if a peer was lost since the call began, otherwise None."""
 
 
 class Fabric(Protocol):
@@ -234,31 +235,32 @@ class Fabric(Protocol):
         expected: Program | None = None,
         entered: bool = False,
     ) -> AbstractContextManager[Call]:
-        """One call: enters with a header, and is done at the end of the `with` block. The block
-        raises on all ranks if one rank's memory does not suffice. expected: the program that this
-        rank expects to run. entered: this rank has entered the call by other means already."""
+        """One call. It enters with a header, and is done at the end of the `with` block. Raises on
+        all ranks if the memory of one rank does not suffice. expected: the program that this rank
+        expects to run. entered: this rank has already entered the call (see `Repeat`)."""
 
     def refuse(self, operation: str, error: Exception) -> None:
-        """Enters the next call with an error in place of a proposal, so that every rank raises."""
+        """Enters the next call with an error instead of a proposal, so that every rank raises."""
 
     def slots(self, exposed: Exposed) -> list[str]:
-        """The names of the memory that headers carry the addresses of, in their order."""
+        """The names of the memory whose addresses headers carry, in their order."""
 
     def lower(self, operation: Plannable, schedule: Schedule | Strategy) -> Plan:
-        """The plan of an operation as it runs here; raises `Unsupported`, with the reason, where
-        the schedule cannot run here."""
+        """The plan of an operation on this fabric. Raises `Unsupported`, with the reason, if the
+        schedule cannot run here."""
 
     def prepare(self, plan: Plan, slots: Sequence[str], signatures: Sequence[int]) -> Program:
-        """Compiles a plan for this rank. signatures: what the headers of all ranks must carry."""
+        """Compiles a plan for this rank. signatures: those that the headers of all ranks must
+        have."""
 
     def channels(self) -> tuple[Any, Any]:
-        """What native collectives and messages go through; raises `Unsupported` unless
+        """The channels of native collectives and messages. Raises `Unsupported` unless
         `can.collectives`."""
 
     def set_link(self, link: Link) -> None: ...
 
     def failure(self, outcome: tuple[int, int], doing: str, waiting_for: str) -> Error:
-        """The error for a wait that did not end well; the group is over after it."""
+        """The error for a wait that failed. The group cannot be used afterwards."""
 
     def give_up(self, error: Error) -> None:
         """Ends the group for this rank, and informs the others."""

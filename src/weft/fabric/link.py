@@ -1,4 +1,4 @@
-"""Links between the ranks of the host fabric: memory speed, or paced to behave like a node's."""
+"""Links between the ranks of the host fabric: memory speed, or paced to behave like slower ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _RATE = re.compile(
 
 @dataclass(frozen=True)
 class Link:
-    """How fast ranks reach each other.
+    """The speed of the links between ranks.
 
     bandwidth: bytes per second of one link in each direction; None is memory speed. latency:
     seconds added to every transfer. topology: `mesh` has a link per pair, `ring` one to each

@@ -1,4 +1,4 @@
-"""What a fabric of processes asks of the native module, by the methods that calls and flights use.
+"""The methods of the native module that calls and flights of a fabric of processes use.
 
 On one machine this is `_native.Fabric` itself; between machines `group.network_native` implements
 the same methods with headers that travel over a network.
@@ -16,7 +16,8 @@ class Native(Protocol):
     """Headers, counters and flights of one group, on one rank."""
 
     def agree(self, call: int, signatures: Sequence[int], deadline: int) -> Outcome:
-        """Waits until every rank has entered a call, with these signatures if any are given."""
+        """Waits until every rank has entered a call. Compares their signatures, if any are
+        given."""
 
     def header(self, call: int, rank: int) -> bytes: ...
     def entered(self, rank: int) -> int:
@@ -24,7 +25,7 @@ class Native(Protocol):
 
     def cancel(self, call: Any) -> None: ...
     def finish(self, call: Any) -> Outcome:
-        """Waits until no copy of a flight is under way."""
+        """Waits until no copy of a flight is running."""
 
     def outcome(self, call: Any) -> Outcome: ...
     def wait(self, call: Any, rank: int, counter: int) -> Outcome: ...
@@ -33,7 +34,7 @@ class Native(Protocol):
     def reached(self, call: int, counters: Sequence[tuple[int, int]]) -> list[bool]: ...
     def signal(self, call: int, counter: int, rings: Sequence[int]) -> int: ...
     def done(self, call: int) -> Outcome:
-        """This rank touches no other rank's memory any more in this call."""
+        """Posts that this rank no longer touches the memory of other ranks in this call."""
 
     def wait_released(self, call: int, deadline: int) -> Outcome:
         """Waits until every peer is done with a call."""

@@ -2,9 +2,9 @@
 
 torch.distributed only introduces the ranks to each other. From then on every rank enters a call
 with a header that carries its proposal and the addresses of its buffers. Engines and compute of
-each rank go on as soon as all headers agree, and a rank is done when it touches no other rank's
-memory any more. Every counter is compared with the number of the call, so nothing is ever reset
-and no call ends with a barrier.
+each rank start as soon as all headers agree, and a rank is done when it no longer touches the
+memory of other ranks. Every counter is compared with the number of the call, so nothing is ever
+reset and no call ends with a barrier.
 
 How ranks reach each other is the `Reach` that the fabric is composed with (`weft.fabric.reach`).
 """
@@ -52,7 +52,7 @@ class ProcessFabric:
     """Implements `weft.fabric.Fabric` for processes on one machine or on several."""
 
     def __init__(self, group: dist.ProcessGroup, reach: Reach) -> None:
-        # Not held: destroy_process_group must end the threads of the backend before Python ends.
+        # A weak reference, so that destroy_process_group ends the threads of the backend in time.
         self.group_ref = weakref.ref(group)
         self.pid = os.getpid()
         self.rank: int = dist.get_rank(group)
@@ -86,7 +86,7 @@ class ProcessFabric:
         return self.reach.channels()
 
     def set_link(self, link: Link) -> None:
-        """Sets how fast peers reach each other. Every rank sets the same."""
+        """Sets the speed of the links. Every rank sets the same."""
         self.link = link
         topology = TOPOLOGIES.index(link.topology)
         self.heap.set_link(link.bandwidth or 0.0, int(link.latency * 1e9), topology)
@@ -127,14 +127,14 @@ class ProcessFabric:
         return kind(plan, self, slots, signatures)
 
     def next_call(self) -> int:
-        """The number of the call that starts now; raises if the group is over."""
+        """The number of the call that starts now; raises if the group has failed."""
         if self.broken is not None:
             raise self.over()
         self.number += 1
         return self.number
 
     def over(self) -> Error:
-        """The error of every call on a group that is over."""
+        """The error of every call on a group that has failed."""
         broken = self.broken
         message = f"this group is over since call {self.number} ({broken}); form a new group"
         if isinstance(broken, PeerLost):
@@ -151,8 +151,8 @@ class ProcessFabric:
         waiting_for: str,
         first: Outcome | None = None,
     ) -> Outcome:
-        """Repeats a native wait until it has an answer (Python handles its signals in between);
-        raises if the answer is that the call cannot go on. first: its answer so far."""
+        """Repeats a native wait until it has an outcome; Python handles its signals in between.
+        Raises if the call cannot go on. first: the outcome of a wait that was already made."""
         while True:
             outcome, first = first or what(), None
             if outcome[0] == OK or outcome[0] == DISAGREE or outcome[0] == CANCELLED:
@@ -197,7 +197,7 @@ class ProcessFabric:
             self._end_channels()
 
     def _end_channels(self) -> None:
-        """Ends the collectives and messages that are under way."""
+        """Ends the collectives and messages that are running."""
         if self.can.collectives:
             for channel in self.reach.channels():
                 channel.abort()
@@ -209,7 +209,7 @@ class ProcessFabric:
 
     def close(self) -> None:
         """Leaves the group. Peers that still read this rank's memory in the last call are not
-        disturbed: it goes when the last rank has left and the last tensor on it is gone."""
+        disturbed: it is freed when the last rank has left and the last tensor on it is gone."""
         self.broken = self.broken or Error("the group was closed")
         self.closed = True
         self.reach.close()
@@ -222,7 +222,7 @@ class ProcessFabric:
 
 
 def default_deadline() -> float:
-    """Seconds that a wait may take where nothing else was configured."""
+    """The deadline of a wait, in seconds, unless another one is configured."""
     text = os.environ.get("WEFT_DEADLINE", "")
     try:
         seconds = float(text) if text else DEFAULT_DEADLINE
@@ -234,6 +234,6 @@ def default_deadline() -> float:
 
 
 def deadline_of(group: dist.ProcessGroup) -> float:
-    """Seconds that a wait in a group may take at first."""
+    """The deadline of waits in a new fabric of a group, in seconds."""
     own: float | None = getattr(group, "deadline", None)  # a group of weft's backend has one
     return default_deadline() if own is None or "WEFT_DEADLINE" in os.environ else own

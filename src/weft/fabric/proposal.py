@@ -1,4 +1,4 @@
-"""The header of a call: what a rank proposes to do, in a form that its peers can compare."""
+"""The proposal in the header of a call, in a form that ranks can compare."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Items = tuple[tuple[str, Any], ...]
 
 @dataclass(frozen=True)
 class Proposal:
-    """What a rank proposes. `same` must be equal on all ranks; `own` may differ (sizes of uneven
-    shards). A rank with bad input proposes its `error`, so that no peer waits for it."""
+    """The call that a rank proposes. `same` must be equal on all ranks; `own` may differ (sizes of
+    uneven shards). A rank with bad input proposes its `error`, so that no peer waits for it."""
 
     operation: str
     same: Items = ()
@@ -39,11 +39,11 @@ class Proposal:
     @classmethod
     def of_error(cls, operation: str, error: Exception) -> Proposal:
         """The proposal of a rank that cannot take part."""
-        # Cut so that it always fits into a header: a character takes up to six bytes there.
+        # Shortened so that it always fits into a header, where a character takes up to six bytes.
         return cls(operation, error=str(error)[:600] or type(error).__name__)
 
     def checked(self) -> Proposal:
-        """The proposal itself; raises unless it fits into a header."""
+        """Raises unless the proposal fits into a header; returns the proposal."""
         assert self.blob
         return self
 
@@ -59,7 +59,7 @@ class Proposal:
 
 @lru_cache(maxsize=4096)
 def proposal_of(operation: str, same: Items, own: Items) -> Proposal:
-    """A proposal that fits into a header; kept, because most calls repeat."""
+    """A proposal that fits into a header. It is cached, because most calls repeat."""
     return Proposal(operation, same, own).checked()
 
 

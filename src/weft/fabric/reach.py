@@ -1,4 +1,4 @@
-"""How the ranks of a group of processes reach each other: on one machine, or on several.
+"""The interface of how processes reach each other: on one machine, or on several.
 
 `processes.ProcessFabric` is the same for both. It is composed with a `Reach`, which is
 `host.one_machine.OneMachine` or `group.several_machines.SeveralMachines`.
@@ -22,7 +22,7 @@ from weft.strategy import Strategy
 
 
 class SharedBlock(NamedTuple):
-    """Workspace in this rank's part of the heap: where peers find it, and its bytes."""
+    """Workspace in this rank's part of the heap: its offset for peers, and its memory."""
 
     offset: int
     memory: torch.Tensor
@@ -31,8 +31,9 @@ class SharedBlock(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """This rank's end of a copy between machines: the region that it sends or fills, the counters
-    (place in the machine, index) to wait for first, and those that it sets and rings."""
+    """This rank's end of a copy between machines: the region that it sends or receives, the
+    counters (place in the machine, index) that it waits for, the counter that it sets, and the
+    ranks whose doorbells it rings."""
 
     task: int
     peer: int
@@ -45,7 +46,7 @@ class Transfer(NamedTuple):
 
 
 class Reach(Protocol):
-    """The ways from this rank to all others."""
+    """The connections from this rank to all others."""
 
     @property
     def can(self) -> Capabilities: ...
@@ -63,7 +64,7 @@ class Reach(Protocol):
         """Headers, counters and flights of the whole group."""
 
     def channels(self) -> tuple[_native.Channel, _native.Messages]:
-        """What native collectives and messages go through; raises where there are none."""
+        """The channels of native collectives and messages; raises if there are none."""
 
     def lower(self, operation: Plannable, schedule: Schedule | Strategy) -> Plan: ...
 
@@ -74,7 +75,7 @@ class Reach(Protocol):
         plan: Plan,
         signatures: Sequence[int],
     ) -> Any:
-        """What engines do in a plan: copies inside the machine, transfers beyond it."""
+        """The copies of a plan inside the machine and its transfers between machines."""
 
     def enter(
         self,
@@ -85,7 +86,8 @@ class Reach(Protocol):
         program: Any,
         inputs: Mapping[str, torch.Tensor],
     ) -> None:
-        """Posts this rank's header. program: what it expects to run, if it knows the call."""
+        """Posts this rank's header. program: the program that it expects to run, if the call is
+        known."""
 
     def launch(
         self,
@@ -96,16 +98,16 @@ class Reach(Protocol):
         signatures: Sequence[int],
         record: bool,
     ) -> Any:
-        """Sets a program going on the buffers of this rank."""
+        """Starts a program on the buffers of this rank."""
 
     def relays(self, call: int) -> dict[str, SharedBlock]:
-        """Workspace of a call that peers may touch whatever its size, for it is only a limit."""
+        """Workspace of a call that every call exposes. Its size is only a limit."""
 
     def loss(self, outcome: Outcome, where: str) -> Error | None:
-        """A more exact error for a lost peer, where one is known."""
+        """A more exact error for a lost peer, if one is known."""
 
     def leave_word(self, call: int, error: Error) -> None:
-        """Leaves a note for peers that find this rank gone."""
+        """Leaves the error for peers that lose this rank."""
 
     def close(self) -> None:
         """Leaves the group; called in the process that opened it."""

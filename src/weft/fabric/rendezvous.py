@@ -1,6 +1,6 @@
-"""How ranks meet before they share anything: each puts a card into the group's store and reads the
-cards of the others. This is no collective, so that a missing rank is named by a `Timeout` and an
-interrupt works."""
+"""How ranks meet before they share memory: each writes a card into the store of the group and reads
+the cards of the others. This is not a collective, so that a `Timeout` can name a missing rank and
+an interrupt works."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from weft.fabric import _native
 
 Kind = Literal["auto", "host", "group", "flat"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-"""What WEFT_FABRIC may say. auto: shared memory where all ranks share a machine, otherwise group.
+"""The values of WEFT_FABRIC. auto: shared memory if all ranks are on one machine, otherwise group.
 group: the network between machines and shared memory inside. flat: the network for every peer."""
 
 
 @dataclass(frozen=True)
 class Hello:
-    """The first card: where a rank is, which weft it runs, and which fabric it asks for."""
+    """The first card: the machine of a rank, its version of weft, and the fabric that it asks
+    for."""
 
     machine: str
     host: str
@@ -35,7 +36,8 @@ class Hello:
 
 
 def hello(group: dist.ProcessGroup, deadline: float, more: Sequence[str] = ()) -> list[Hello]:
-    """The first cards of all ranks, which have the same weft and ask for the same fabric."""
+    """The first cards of all ranks. Raises unless they have the same version and ask for the same
+    fabric."""
     asked = os.environ.get("WEFT_FABRIC", "auto")
     error = ""
     known = [*KINDS, *more]
@@ -45,9 +47,9 @@ def hello(group: dist.ProcessGroup, deadline: float, more: Sequence[str] = ()) -
         )
     own = Hello(machine(), _host_name(), _native.VERSION, asked, error)
     members = range(dist.get_world_size(group))
-    said = exchange(group, members, "hello", asdict(own), deadline)
+    found = exchange(group, members, "hello", asdict(own), deadline)
     # An older or newer weft may have other fields; its version is compared next.
-    cards = [Hello(**{name: card.get(name, "") for name in asdict(own)}) for card in said]
+    cards = [Hello(**{name: card.get(name, "") for name in asdict(own)}) for card in found]
     check_versions([card.version for card in cards], members)
     for rank, card in enumerate(cards):
         if card.error:
@@ -61,7 +63,7 @@ def hello(group: dist.ProcessGroup, deadline: float, more: Sequence[str] = ()) -
 
 
 def check_versions(versions: Sequence[str], members: Sequence[int]) -> None:
-    """Raises unless all ranks run the same weft."""
+    """Raises unless all ranks have the same version of weft."""
     for rank, version in zip(members, versions, strict=True):
         if version != versions[0]:
             raise Unsupported(
@@ -77,7 +79,7 @@ def exchange(
     card: dict[str, Any],
     deadline: float,
 ) -> list[dict[str, Any]]:
-    """The cards of these ranks of a group, in their order; each of them must ask."""
+    """The cards of these ranks of a group, in their order. Each of them must call this."""
     rank = dist.get_rank(group)
     store = dist.distributed_c10d._get_process_group_store(group)
     try:
@@ -106,8 +108,8 @@ def exchange(
 
 
 def machine() -> str:
-    """What is the same for two processes exactly if they share memory, process numbers and their
-    way to the network. WEFT_HOST overrides it: ranks with the same name are on one machine."""
+    """A name that two processes share exactly if they share memory, process numbers and network.
+    WEFT_HOST overrides it: ranks with the same name are on one machine."""
     named = os.environ.get("WEFT_HOST")
     if named:
         return f"named {named}"

@@ -12,16 +12,15 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Annotated, Literal, NamedTuple
 
+from weft import dtype as dtypes
+from weft.dtype import ITEM_BYTES
+
 DTYPES = {
-    # name: (bytes of an operand element, bytes of a result element)
-    "float64": (8, 8),
-    "float32": (4, 4),
-    "float16": (2, 2),
-    "bfloat16": (2, 2),
-    "float8": (1, 2),
-    "float8_blockscale": (1, 2),
-    "int8": (1, 2),
+    dtype.name: (dtype.bytes, ITEM_BYTES[dtype.result])
+    for dtype in dtypes.DTYPES.values()
+    if dtype.rated is not None
 }
+"""(bytes of an operand element, bytes of a result element) of what can be multiplied, by name."""
 
 
 Collective = Literal["all_gather", "reduce_scatter", "all_to_all", "all_reduce"]

@@ -11,9 +11,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
+from weft.dtype import DTYPES
 from weft.errors import Unsupported, nearest
 from weft.machine import calibrated
-from weft.machine.description import DTYPES, Bounds, Machine
+from weft.machine.description import Bounds, Machine
 
 _FOLDER = Path(__file__).parent
 
@@ -137,8 +138,9 @@ def _value(hint: Any, value: Any, where: str, key: str) -> Any:
 
 
 def _known_dtype(dtype: str, where: str, key: str) -> None:
-    if dtype not in DTYPES:
-        raise Unsupported(f"{where}: unknown dtype {dtype} in {key}{nearest(dtype, DTYPES)}.")
+    known = [one.name for one in DTYPES.values() if one.rated == one.name]
+    if dtype not in known:
+        raise Unsupported(f"{where}: unknown dtype {dtype} in {key}{nearest(dtype, known)}.")
 
 
 def _number(kind: Any, bounds: Bounds | None, value: Any, where: str, key: str) -> Any:

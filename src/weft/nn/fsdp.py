@@ -9,8 +9,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from weft.collectives.gathering import all_gather
-from weft.collectives.work import Work
+from weft.collectives.backend_work import WeftWork
+from weft.collectives.gathers import all_gather
 from weft.errors import Unsupported
 
 
@@ -46,7 +46,7 @@ class AllGather:
             all_gather(input_tensor, out=output_tensor, group=group)
             return None
         handle = all_gather(input_tensor, out=output_tensor, group=group, async_op=True)
-        return Work([handle], output_tensor)
+        return WeftWork([handle], output_tensor)
 
 
 def gather_by_weft(module: torch.nn.Module, group: dist.ProcessGroup | None = None) -> int:

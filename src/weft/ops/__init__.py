@@ -1,1 +1,1 @@
-"""torch operators: what users call, and `torch.ops.weft.*` for graphs. One file each."""
+"""The operators: functions for users, and `torch.ops.weft.*` for graphs. One file each."""

@@ -85,17 +85,17 @@ def all_gather_matmul(
         w: [K, N], or several of them, e.g. [w_q, w_k, w_v].
         group: a torch.distributed group; None is all ranks.
         schedule: a name such as "adaptive@dma", a `Schedule`, or "auto".
-        out: where to put y: [M, N], or one for each w.
+        out: the tensor for y, [M, N], or one for each w.
         return_gathered: whether to return the gathered x too.
-        gather_dim: the dimension of x that is cut over the ranks.
-        shard_rows: the size of `gather_dim` on every rank, where it is not an even split; in
-            compiled graphs, where it is not equal on all ranks.
+        gather_dim: the dimension of x that is sharded over the ranks.
+        shard_rows: the size of `gather_dim` on every rank. Needed if it is not an even split and,
+            in compiled graphs, if it is not equal on all ranks.
 
     Returns:
-        y [M, N], or a list of them where w is a list; with `return_gathered`, (y, x).
+        y [M, N], or a list of them if w is a list; with `return_gathered`, (y, x).
 
     The backward is overlapped as well: `matmul_reduce_scatter` for x, and for w a matmul that
-    gathers x along its K. A bias of this rank's columns is added outside: `y + bias`.
+    gathers x along its K. A bias of this rank's columns is added afterwards: `y + bias`.
     """
     several = isinstance(w, (list, tuple))
     weights = list(w) if several else [w]
@@ -154,7 +154,7 @@ def _bind(
         check_group_rank("shard_rows", declared, fabric.world, fabric.rank, rows)
 
     def expected() -> AllGatherMatmul:
-        # A size that the caller leaves open (below 0) may be any; this rank's is the best guess.
+        # A size below 0 may be any; the size of this rank is the best guess.
         world = fabric.world
         every = tuple(n if n >= 0 else rows for n in declared or (rows,) * world)
         return AllGatherMatmul(every, (columns,) * world, k, dtype, return_gathered)
@@ -196,9 +196,9 @@ def _combine(proposals: Sequence[Proposal]) -> AllGatherMatmul:
         inner = num_rows(same[BESIDE])
         sizes = tuple(n // inner for n in rows)
         _check_split("rows of x_shard", sizes, "; if this is meant, say so with shard_rows=[...]")
-    for i in range(same["the number of w"]):
-        name = "w" if same["the number of w"] == 1 else f"w[{i}]"
-        _check_split(f"columns of {name}", tuple(c[i] for c in columns), "")
+        for i in range(same["the number of w"]):
+            name = "w" if same["the number of w"] == 1 else f"w[{i}]"
+            _check_split(f"columns of {name}", tuple(c[i] for c in columns), "")
     for rank, o in enumerate(own):
         for out_rows in o["out"] or ():
             if out_rows != sum(rows):
@@ -238,7 +238,7 @@ def _kernel(
     gathered, ys = run(
         OPERATOR, session, schedule, a_shard, weights, gather_dim, return_A, shard_rows, None
     )
-    # A graph needs every result in the layout that the fake kernel promised.
+    # A graph needs every result in the layout that the fake kernel declares.
     return None if gathered is None else gathered.contiguous(), [y.contiguous() for y in ys]
 
 
@@ -274,7 +274,8 @@ def _backward(ctx: Any, gathered: torch.Tensor | None, ys: list[torch.Tensor]) -
     x, *weights = ctx.saved_tensors
     left, right = list(ys), [w.t() for w in weights]
     if gathered is not None:
-        # The gathered x is a result, too: its gradient joins the sum as a product with 1.
+        # The gathered x is a result, too. Its gradient joins the sum as a product with the
+        # identity.
         left.append(gathered)
         right.append(torch.eye(x.shape[-1], dtype=x.dtype))
     dx = torch.ops.weft.matmul_reduce_scatter(

@@ -44,8 +44,9 @@ def all_to_all_matmul(
     out: torch.Tensor | None = None,
     return_gathered: bool = False,
 ) -> Any:
-    """Sends rows of x to the ranks they are for and multiplies what arrives by w; the communication
-    overlaps the matmul. This is what an MoE layer does before its experts (dispatch).
+    """Sends rows of x to other ranks and multiplies the received rows by w; the communication
+    overlaps the matmul. This is the dispatch of an MoE layer, with the first product of its
+    experts.
 
     Equals::
 
@@ -56,18 +57,18 @@ def all_to_all_matmul(
     Args:
         x: [rows, K] of this rank, or [..., K], whose first dimension is split.
         w: [K, N] of this rank.
-        in_splits: how many rows of x go to each rank; zero is fine.
-        out_splits: how many rows come from each rank.
+        in_splits: the number of rows of x for each rank, which may be zero.
+        out_splits: the number of rows from each rank.
         group: a torch.distributed group; None is all ranks.
         schedule: a name such as "adaptive@dma", a `Schedule`, or "auto".
-        out: where to put y.
+        out: the tensor for y.
         return_gathered: whether to return the received rows too.
 
     Returns:
         y [sum(out_splits), N]; with `return_gathered`, (y, received).
 
     The backward is overlapped as well: `matmul_all_to_all` for x, and for w a matmul that gathers x
-    along its K. A bias is added outside: `y + bias`.
+    along its K. A bias is added afterwards: `y + bias`.
     """
     if dispatched([x, w], out, [in_splits, out_splits]):
         received, y = torch.ops.weft.all_to_all_matmul(
@@ -192,7 +193,7 @@ def _backward(ctx: Any, received: torch.Tensor | None, dy: torch.Tensor) -> tupl
     x, w = ctx.saved_tensors
     left, right = dy, w.t()
     if received is not None:
-        # The received rows are a result, too: their gradient joins as a product with 1.
+        # The received rows are a result, too. Their gradient joins as a product with the identity.
         left = torch.cat([dy, received], -1)
         right = torch.cat([right, torch.eye(x.shape[-1], dtype=x.dtype)])
     dx = torch.ops.weft.matmul_all_to_all(

@@ -29,7 +29,8 @@ def matmul_beside(
     group: dist.ProcessGroup | None = None,
     out: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Multiplies a by b while the rows of x travel, as FSDP gathers weights under a GEMM.
+    """Multiplies a by b while a collective moves the rows of x, as FSDP gathers weights beside a
+    GEMM.
 
     Equals, on every rank::
 
@@ -41,18 +42,17 @@ def matmul_beside(
     Args:
         a: [M, K] of this rank.
         b: [K, N] of this rank.
-        x: [rows, columns] of this rank, in a dtype of its own choice that a and b share. An
-            all-gather sends all of it to every peer, an all-to-all the parts of
-            `torch.tensor_split(x, world)`.
+        x: [rows, columns] of this rank, in the dtype of a and b. An all-gather sends all of it to
+            every peer, an all-to-all the parts of `torch.tensor_split(x, world)`.
         collective: "all_gather" or "all_to_all".
-        strategy: who moves the bytes and what else yields to whom, e.g. "dma" or "concurrent".
-            On this fabric it decides about engines and order; cores and priorities are given by
-            `weft.run.placement.Placement`.
+        strategy: what moves the bytes, and the order and priority of the two, e.g. "dma" or
+            "concurrent". Here it decides about engines and order;
+            `weft.run.placement.Placement` sets cores and priorities.
         group: a torch.distributed group whose ranks share this machine; None is all ranks.
-        out: where to put y.
+        out: the tensor for y.
 
     Returns:
-        y [M, N], and what the peers sent, in the order of ranks; a rank's own piece stays in x.
+        y [M, N], and the rows from the peers, in the order of ranks, without this rank's own.
     """
     made: tuple[torch.Tensor, torch.Tensor] = run(
         OPERATOR, session_for(group, a), strategy, a, b, x, collective, out

@@ -54,9 +54,9 @@ def embedding_all_to_all(
     schedule: str | Schedule = "auto",
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Looks up embeddings in tables that lie on different ranks, and gives every rank the pooled
-    rows of all tables for its share of the batch: what a recommendation model (DLRM) does between
-    its tables and its layers.
+    """Looks up embeddings in tables on different ranks, and gives every rank the pooled rows of all
+    tables for its part of the batch, as a recommendation model (DLRM) does between its tables and
+    its layers.
 
     Equals::
 
@@ -66,30 +66,32 @@ def embedding_all_to_all(
         torch.distributed.all_to_all(parts, list(mine.tensor_split(world)), group)
         y = torch.cat(parts, 1)
 
-    but every pooled row is stored straight into the y of the rank that needs it, the slices of
-    peers first, so that nothing is packed, sent and unpacked.
+    but every pooled row is stored directly into the y of the rank that needs it, those of peers
+    first, so that nothing is packed, sent and unpacked.
 
     Args:
         tables: the tables of this rank, [rows, dim] each, contiguous, float32, bfloat16 or float16,
             alike on all ranks; dims may differ, and a rank may have no table.
-        indices: for every table the rows that all bags ask for, one after the other; int32 or
-            int64. One that is out of range is refused, on every rank.
-        offsets: for every table where each of the B bags of the whole batch begins in `indices`, as
-            `torch.nn.EmbeddingBag` has it; B is the same for all tables and ranks.
+        indices: for every table the row numbers of all bags, one bag after the other; int32 or
+            int64. An index out of range is refused, on every rank.
+        offsets: for every table the start of each of the B bags of the whole batch in `indices`, as
+            for `torch.nn.EmbeddingBag`; B is the same for all tables and ranks.
         mode: "sum" or "mean"; an empty bag is zero.
-        per_sample_weights: for every table what each row is multiplied by; for "sum" only.
+        per_sample_weights: for every table the factor of each row; for "sum" only.
         sparse: whether gradients of tables are sparse tensors.
         group: a torch.distributed group; None is all ranks.
-        schedule: a name such as "serial@dma", a `Schedule`, or "auto", which is "in-kernel", and
-            between machines "hetero-unfused-1d:8": slices of the batch leave as they are ready.
-        out: where to put y; if it is in shared memory (`weft.symmetric_empty`), peers store there.
+        schedule: a name such as "serial@dma", a `Schedule`, or "auto". This is "in-kernel" and,
+            between machines, "hetero-unfused-1d:8", which sends slices of the batch when they are
+            ready.
+        out: the tensor for y; if it is in shared memory (`weft.symmetric_empty`), peers store
+            there.
 
     Returns:
         y [bags of this rank, columns of all tables], in shared memory: of B bags, rank r gets the
         r-th part of `tensor_split`; columns are in the order of ranks and their tables.
 
-    Sums grow in float32. Gradients come back through the reverse exchange, so every rank calls
-    backward; a rank whose tables need no gradient still takes part if it has a loss.
+    Sums are accumulated in float32. The backward pass is the reverse exchange, so every rank calls
+    it; a rank whose tables need no gradient still takes part if it has a loss.
     """
     weights = None if per_sample_weights is None else list(per_sample_weights)
     anchored = _anchored(tables, out)
@@ -119,7 +121,7 @@ def _listed(tensors: object) -> list[Any]:
 
 
 def _anchored(tables: Tables, out: object) -> tuple[Tables, Tables, Tables] | None:
-    """What stands for the tables of a rank that has none, so that it takes part in backward."""
+    """An empty table for a rank that has none, so that it takes part in the backward pass."""
     none = isinstance(tables, Sequence) and len(tables) == 0
     if not none or out is not None or not torch.is_grad_enabled():
         return None
@@ -128,12 +130,15 @@ def _anchored(tables: Tables, out: object) -> tuple[Tables, Tables, Tables] | No
 
 
 class _Sizes(dict[Any, tuple[int, int, str]]):
-    """(bags, columns, dtype) over all ranks, as the last call with such tables had them.
+    """(bags, columns, dtype) over all ranks in the last call with such tables.
 
-    Headers carry the address of a rank's result, so its size must be known before the ranks have
-    met: it is that of the last such call. If that is wrong on any rank, all of them see it in the
-    same headers, and call again.
+    Headers carry the address of a rank's result, so its size must be known before the ranks meet. A
+    rank assumes that of the last such call. If this is wrong on any rank, all ranks see it in the
+    same headers, and call again. learned: whether a call has just learned the sizes from its
+    peers, and is about to be repeated.
     """
+
+    learned = False
 
 
 def _bind(
@@ -147,16 +152,20 @@ def _bind(
 ) -> Bound:
     fabric = session.fabric
     world, known = fabric.world, session.part(_Sizes, lambda _: _Sizes())
+    learned, known.learned = known.learned, False
     bags = _checked(tables, indices, offsets, mode, weights)
     own, dtype = [t.shape[1] for t in tables], _dtype(tables)
     count = max((o.shape[0] for o in offsets), default=0)
     local = ("dims", _runs(own)), ("bags", count if any(own) else -1), ("dtype", dtype)
-    # Peers may have as many columns; where `out` must fit, nothing is taken for granted.
+    # The guess is that peers have as many columns. There is no guess if `out` must fit.
     guess = (count, world * sum(own)) if out is None else (0, 0)
     size = known.get(local, (*guess, dtype or "float32"))
     rows = split(size[0], world)[fabric.rank]
     shape, result = (rows, size[1]), _NAMES[size[2]]
     sure = local in known
+    if sure and not learned and _outdated(out, shape, result):
+        sure, size, shape = False, (0, 0, dtype or "float32"), (0, 0)
+        result = _NAMES[size[2]]
     _check_out(out, shape if sure else None, size[2], [*tables, *(weights or [])])
 
     def workspaces(schedule: AnySchedule | None) -> Mapping[str, int]:
@@ -168,7 +177,7 @@ def _bind(
         try:
             return _combine(proposals)
         except Renew as renewed:
-            known[local] = renewed.args[0]
+            known[local], known.learned = renewed.args[0], True
             raise
 
     def finish(results: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -180,7 +189,7 @@ def _bind(
         (*local, ("known", size)),
         (),
         lambda: EmbeddingAllToAll(split(count, world), (sum(own),) * world),
-        {"bags": cast(torch.Tensor, bags)},  # read by lookups only, which know what it is
+        {"bags": cast(torch.Tensor, bags)},  # only lookups read it
         finish,
         stored=Output(shape, result, out if sure else None),
         workspaces=workspaces,
@@ -192,28 +201,28 @@ def _combine(proposals: Sequence[Proposal]) -> EmbeddingAllToAll:
     """The operation that the proposals of all ranks make together."""
     own = [dict(p.own) for p in proposals]
     found: dict[str, tuple[int, Any]] = {}
-    for rank, said in enumerate(own):
+    for rank, items in enumerate(own):
         for what in ("bags", "dtype"):
-            if said[what] in (-1, ""):
+            if items[what] in (-1, ""):
                 continue
-            first, value = found.setdefault(what, (rank, said[what]))
-            if value != said[what]:
+            first, value = found.setdefault(what, (rank, items[what]))
+            if value != items[what]:
                 name = "the batch" if what == "bags" else "the dtype of tables"
                 raise Mismatch(
                     f"ranks disagree on {name}: it is {value} on rank {first} "
-                    f"and {said[what]} on rank {rank}"
+                    f"and {items[what]} on rank {rank}"
                 )
-    tables = tuple(tuple(d for d, count in said["dims"] for _ in range(count)) for said in own)
+    tables = tuple(tuple(d for d, count in o["dims"] for _ in range(count)) for o in own)
     columns = tuple(map(sum, tables))
     bags, dtype = found.get("bags", (0, 0))[1], found.get("dtype", (0, "float32"))[1]
     size = (bags, sum(columns), dtype)
-    if any(said["known"] != size for said in own):
+    if any(items["known"] != size for items in own):
         raise Renew(size)
     return EmbeddingAllToAll(split(bags, len(own)), columns, dtype=dtype, tables=tables)
 
 
 def _runs(sizes: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """(size, how often in a row): headers are small, and tables are many."""
+    """The sizes as runs (size, count), because headers are small and tables may be many."""
     runs: list[tuple[int, int]] = []
     for size in sizes:
         if runs and runs[-1][0] == size:
@@ -224,14 +233,14 @@ def _runs(sizes: Sequence[int]) -> tuple[tuple[int, int], ...]:
 
 
 def _dtype(tables: Tables) -> str:
-    """The dtype of the tables, of those that have columns."""
+    """The dtype of the tables that have columns."""
     return next((dtype_name(t.dtype) for t in tables if t.shape[1]), "")
 
 
 def _checked(
     tables: Tables, indices: Tables, offsets: Tables, mode: str, weights: Tables | None
 ) -> Bags:
-    """The bags of a call, once all that they touch is known to be there."""
+    """The bags of a call. Raises unless all arguments are valid."""
     if mode not in ("sum", "mean"):
         raise Unsupported(f"mode must be 'sum' or 'mean', not {mode!r}")
     named = {"tables": tables, "indices": indices, "offsets": offsets}
@@ -282,8 +291,14 @@ def _checked(
     return bags
 
 
+def _outdated(out: object, shape: tuple[int, int], dtype: torch.dtype) -> bool:
+    """Whether out does not fit the result of the last such call. Peers may have other tables now,
+    so this rank learns their sizes before it refuses."""
+    return isinstance(out, torch.Tensor) and (tuple(out.shape), out.dtype) != (shape, dtype)
+
+
 def _check_out(out: object, shape: tuple[int, int] | None, dtype: str, inputs: Tables) -> None:
-    """That the result can be put into out; shape: of the result, where it is known by now."""
+    """Raises unless the result fits into out. shape: of the result, if it is known."""
     if out is None:
         return
     tensor = check_tensor("out", out, (2,))
@@ -325,7 +340,7 @@ def _fake(
     sparse: bool = False,
     schedule: str = "auto",
 ) -> torch.Tensor:
-    # How many columns peers have is not known before the call.
+    # The number of columns of peers is not known before the call.
     ranks = resolve_group(group)
     rows = split(offsets[0].shape[0], dist.get_world_size(ranks))[dist.get_rank(ranks)]
     columns = torch.library.get_ctx().new_dynamic_size()

@@ -1,5 +1,5 @@
-"""The gradients of `embedding_all_to_all`: an exchange that brings every rank the gradient of its
-bags (`torch.ops.weft.embedding_gradient`), and from that those of tables and weights."""
+"""The gradients of `embedding_all_to_all`. An exchange gives every rank the gradient of its bags
+(`torch.ops.weft.embedding_gradient`), from which the gradients of tables and weights follow."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def gradients(
     wants_tables: Sequence[bool],
     wants_weights: Sequence[bool],
 ) -> tuple[Gradients, Gradients]:
-    """The gradients of tables and of per-sample weights, each where it is wanted."""
+    """The gradients of tables and of per-sample weights that are wanted."""
     columns = sum(table.shape[1] for table in tables)
     dp = torch.ops.weft.embedding_gradient(dy, columns, group)
     for_tables: Gradients = []
@@ -64,7 +64,7 @@ def _table(
         return torch.sparse_coo_tensor(
             index[None], rows.to(table.dtype), tuple(table.shape), check_invariants=False
         )
-    # Many small terms may meet in one row: half precision would lose them.
+    # Half precision would lose small terms when many are added to one row.
     total = torch.zeros(table.shape, dtype=torch.float32)
     return total.index_add_(0, index, rows.float()).to(table.dtype)
 

@@ -1,8 +1,9 @@
-"""The short way of `matmul_all_reduce` for few rows, as in decoding.
+"""The fast path of `matmul_all_reduce` for few rows, as in decoding.
 
-With few rows the time goes into reading w. Blocks of the product leave as they are made; the owner
-of a block adds what all ranks made of it, in the order of ranks, and stores the sum into everyone's
-y. A call that is like an earlier one is one native step (`fabric.interface.Repeat`).
+With few rows, reading w takes most of the time. Each block of the product is sent when it is made.
+The owner of a block adds the parts of all ranks, in the order of ranks, and stores the sum into
+everyone's y. A call with the same sizes as an earlier one is one native step
+(`fabric.interface.Repeat`).
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from weft.select.decide import AUTO, AnySchedule
 from weft.timeline import Timeline
 
 NARROW = (torch.bfloat16, torch.float16, torch.int8)
-"""The dtypes that a weight may have beside that of x."""
+"""The dtypes of weights that are narrower than x."""
 
 _NOTHING = Timeline(())
 
 
 class Known(NamedTuple):
-    """All of a call but its operands."""
+    """A call without its operands."""
 
     runner: Runner
     repeat: Repeat
@@ -43,8 +44,8 @@ class Known(NamedTuple):
 
 
 def check_weight(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor | None) -> None:
-    """Raises unless w may be multiplied with x as it is: of x's dtype, or narrower, with a scale if
-    it is int8."""
+    """Raises unless x can be multiplied by w: w has the dtype of x or a narrower one, and a scale
+    if it is int8."""
     if w.dtype == x.dtype and scale is None:
         return
     if x.dtype not in DTYPES or x.dtype == torch.float64:
@@ -74,8 +75,8 @@ def prepared(
     scale: torch.Tensor | None,
     m: int,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """w as a schedule wants it: the kernel for few rows takes it in its own dtype, with its scale;
-    all others take it in the dtype of x."""
+    """w and its scale for a schedule. The kernel for few rows takes w in its own dtype, with its
+    scale; all others take it in the dtype of x."""
     inside = isinstance(schedule, Schedule) and schedule.fusion == "kernel"
     if inside and m <= FEW_ROWS and x.dtype != torch.float64:
         return w, None if scale is None else scale.contiguous()
@@ -96,8 +97,8 @@ def arguments_of(
     out: object,
     scale: object,
 ) -> Arguments | None:
-    """All that decides how a product is made, except the addresses of its operands: calls in which
-    these are equal are alike. None if the arguments must be checked one by one."""
+    """Everything that decides how a product is made, except the addresses of its operands. Calls
+    with equal values are repetitions. None if the arguments must be checked one by one."""
     if type(x) not in _PLAIN or type(w) not in _PLAIN or record.active is not None:
         return None
     a: torch.Tensor = x  # type: ignore[assignment]
@@ -129,7 +130,7 @@ def _more_arguments(
 def remember(
     session: Session, arguments: Arguments | None, request: Request, x: torch.Tensor, n: int
 ) -> None:
-    """Recognises calls like the one that has just been made from now on."""
+    """Keeps the call that has just been made, so that its repetitions are known calls."""
     if arguments is None or 0 in x.shape or n == 0 or request.observe is not None:
         return
     if not (x.is_contiguous() or (x.dim() == 2 and x.stride(1) == 1)):
@@ -150,9 +151,9 @@ def again(
     out: torch.Tensor | None,
     scale: torch.Tensor | None,
 ) -> torch.Tensor | PeerOutput | None:
-    """The sum, if calls like this one are known; None if not. A `PeerOutput` if the ranks propose
-    another call than the last time: this rank has entered the call with it, and the call must be
-    planned anew. The caller holds the lock of the fabric."""
+    """The sum, if this is a known call; None if it is not. A `PeerOutput` if the proposals of the
+    ranks differ from the last time: this rank has then entered the call with it, and the call must
+    be planned again. The caller holds the lock of the fabric."""
     known: Known | None = session.known.get(arguments)
     if known is None:
         return None
@@ -160,7 +161,7 @@ def again(
     memory = session.fabric.memory
     try:
         output = memory.output(known.shape, x.dtype, out)
-    except Exception:  # no memory: the usual way finds it too, and informs all ranks
+    except Exception:  # no memory: the usual path fails too, and informs all ranks
         return None
     try:
         made = known.repeat.run(x, w, scale, known.workspaces, output)

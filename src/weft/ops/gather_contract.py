@@ -81,7 +81,7 @@ def _check(
     in_splits: Sequence[int] | None,
     out_splits: Sequence[int] | None,
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """The checked splits, where there are any."""
+    """The checked splits, if there are any."""
     check_tensor("x", a, (2,))
     rows = ds[0].shape[0] if ds else 0
     for d in ds:

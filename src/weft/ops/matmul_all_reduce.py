@@ -43,40 +43,40 @@ def matmul_all_reduce(
     reduce_op: str = "sum",
     scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Multiplies and adds the products of all ranks, on every rank; chunks leave as they are made,
-    and come back as soon as they are added.
+    """Multiplies, and adds the products of all ranks on every rank. Each chunk is sent when it is
+    made, and its sum is sent back as soon as it is complete.
 
     Equals::
 
         y = x @ w
         torch.distributed.all_reduce(y, op, group)
 
-    but the sum is always in the order of ranks and grows in float32 (float64 for float64), so that
+    but the sum is in the order of ranks and accumulated in float32 (float64 for float64), so that
     two runs, and all ranks, are equal to the last bit.
 
     Args:
         x: [M, K] of this rank, or [..., K]; ranks may differ in K.
-        w: [K, N] of this rank, in the dtype of x; or bfloat16, float16 or int8 where x is wider,
-            to be read in fewer bytes (for up to 32 rows; beyond that it is widened first).
+        w: [K, N] of this rank, in the dtype of x or a narrower one (bfloat16, float16, int8). A
+            narrower w is read in fewer bytes for up to 32 rows; for more rows it is converted.
         group: a torch.distributed group; None is all ranks.
         schedule: a name such as "adaptive@dma", a `Schedule`, or "auto".
-        out: where to put y.
+        out: the tensor for y.
         reduce_op: "sum" or "avg".
-        scale: [N] in float32, what the columns of w are to be multiplied by; int8 needs it.
+        scale: [N] in float32, the factors of the columns of w; int8 needs it.
 
-    Up to 32 rows, "auto" is `in-kernel`: one kernel in which blocks of y leave as they are made.
-    The owner of a block adds them and stores the sum into everyone's y, on any link. The kernel is
-    fastest for w with contiguous columns, as `linear.weight.t()` has them. Another w is packed so
-    at its second call, and the pack is kept as long as w lives and is not written to
-    (WEFT_PREPACK=0: never).
+    For up to 32 rows, "auto" is `in-kernel`: one kernel that sends each block of y when it is made.
+    The owner of a block adds the parts and stores the sum into everyone's y. The kernel is fastest
+    for a w with contiguous columns, such as `linear.weight.t()`. Another w is copied into that
+    layout at its second call, and the copy is kept as long as w exists and is not written to
+    (WEFT_PREPACK=0 turns this off).
 
     Returns:
         y: the sum, [M, N], on every rank.
 
-    Its gradient is taken as tensor parallelism means it: y is one tensor that all ranks hold, and
-    so is dy, so that the backward is two local products (dx = dy @ w^T, dw = x^T @ dy) and nothing
-    is sent. Where every rank has a loss of its own, add up dy over the ranks first. A bias is added
-    outside, once: `y + bias`.
+    The gradient is that of tensor parallelism: y is one tensor that all ranks hold, and so is dy.
+    So the backward pass is two local products (dx = dy @ w^T, dw = x^T @ dy), and nothing is sent.
+    If every rank has a loss of its own, sum dy over the ranks first. A bias is added afterwards,
+    once: `y + bias`.
     """
     graph = torch.compiler.is_compiling() or torch.is_grad_enabled()
     if graph and dispatched([x, w], out):

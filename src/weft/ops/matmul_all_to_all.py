@@ -52,8 +52,8 @@ def matmul_all_to_all(
     schedule: str | Schedule = "auto",
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Multiplies x by w and sends rows of the product to the ranks they are for; chunks leave as
-    they are made. This is what an MoE layer does after its experts (combine).
+    """Multiplies x by w and sends rows of the product to other ranks. Each chunk is sent when it is
+    made. This is the combine of an MoE layer, with the last product of its experts.
 
     Equals::
 
@@ -64,17 +64,17 @@ def matmul_all_to_all(
         x: [rows, K] of this rank, or [..., K], whose first dimension is split; ranks may differ
             in K.
         w: [K, N] of this rank.
-        in_splits: how many rows of x @ w go to each rank; zero is fine.
-        out_splits: how many rows come from each rank.
+        in_splits: the number of rows of x @ w for each rank, which may be zero.
+        out_splits: the number of rows from each rank.
         group: a torch.distributed group; None is all ranks.
         schedule: a name such as "adaptive@dma", a `Schedule`, or "auto".
-        out: where to put y.
+        out: the tensor for y.
 
     Returns:
         y [sum(out_splits), N]: the rows for this rank, in the order of the ranks that made them.
 
     The backward is overlapped as well: `all_to_all_matmul` for x, whose received rows also give the
-    gradient of w. A bias is added outside: `y + bias`.
+    gradient of w. A bias is added afterwards: `y + bias`.
     """
     y: torch.Tensor
     if dispatched([x, w], out, [in_splits, out_splits]):

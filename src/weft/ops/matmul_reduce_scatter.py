@@ -27,15 +27,15 @@ def matmul_reduce_scatter(
     reduce_op: str = "sum",
     own_rows: int | None = None,
 ) -> torch.Tensor:
-    """Multiplies, adds the products of all ranks, and leaves each rank its rows of the sum; chunks
-    leave as they are made.
+    """Multiplies, adds the products of all ranks, and returns to each rank its rows of the sum.
+    Each chunk is sent when it is made.
 
-    Equals, where the ranks share M evenly::
+    Equals, if M is divided evenly::
 
         y = torch.empty(x.shape[0] // world, N)
         torch.distributed.reduce_scatter_tensor(y, x @ w, op, group)
 
-    but the sum is always in the order of ranks and grows in float32 (float64 for float64), so that
+    but the sum is in the order of ranks and accumulated in float32 (float64 for float64), so that
     two runs are equal to the last bit.
 
     Args:
@@ -43,17 +43,17 @@ def matmul_reduce_scatter(
         w: [K, N] of this rank.
         group: a torch.distributed group; None is all ranks.
         schedule: a name such as "adaptive@dma", a `Schedule`, or "auto".
-        out: where to put y.
-        scatter_dim: the dimension of x that is shared out.
+        out: the tensor for y.
+        scatter_dim: the dimension of x that is divided among the ranks.
         reduce_op: "sum" or "avg".
-        own_rows: how many indices of `scatter_dim` this rank keeps, where that is not its part of
-            `tensor_split`; those of all ranks add up to all.
+        own_rows: the number of indices of `scatter_dim` that this rank keeps, if it is not that of
+            `tensor_split`. The sum over all ranks is the size of the dimension.
 
     Returns:
         y: this rank's rows of the sum, [rows, N].
 
     The backward is overlapped as well: `all_gather_matmul` for x, whose gathered gradient also
-    gives that of w. A bias is added outside, once: `y + bias`.
+    gives that of w. A bias is added afterwards, once: `y + bias`.
     """
     y: torch.Tensor
     if dispatched([x, w], out):

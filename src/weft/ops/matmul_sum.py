@@ -1,4 +1,5 @@
-"""What `matmul_reduce_scatter` and `matmul_all_reduce` share: products that ranks add up."""
+"""Shared by `matmul_reduce_scatter` and `matmul_all_reduce`: products that are summed over
+ranks."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ def bind_sum(
     out: torch.Tensor | None,
     any_weight: bool = False,
 ) -> Bound:
-    """Checks the arguments of a product that is summed: this rank's rows of it, or all."""
+    """Checks the arguments of a product that is summed over ranks. The result is this rank's rows
+    of the sum, or all of it."""
     fabric, everywhere = session.fabric, kind.everywhere
     world, rank = fabric.world, fabric.rank
     check_operands("x", x, [w], any_weight=any_weight)
@@ -102,7 +104,7 @@ def bind_sum(
 
 
 def _contiguous_rows(schedule: Any, inputs: Tensors) -> Tensors:
-    """Kernels want the elements of a row of x side by side."""
+    """Makes the rows of x contiguous, as kernels need them."""
     x = inputs["x"]
     if isinstance(schedule, Schedule) and schedule.fusion == "kernel" and x.stride(1) != 1:
         return {**inputs, "x": x.contiguous()}
@@ -110,7 +112,7 @@ def _contiguous_rows(schedule: Any, inputs: Tensors) -> Tensors:
 
 
 def _reduced(schedule: Schedule | None, m: int, own: int, n: int, world: int, rank: int) -> int:
-    """Elements of the sums that this rank passes on, under a schedule or under any."""
+    """The elements of the sums that this rank sends on, for a schedule, or for None, for any."""
     rows, columns = own * n, m * split(n, world)[rank]
     if schedule is None:
         return max(rows, columns)
@@ -118,7 +120,7 @@ def _reduced(schedule: Schedule | None, m: int, own: int, n: int, world: int, ra
 
 
 def combine_sum(proposals: Sequence[Proposal]) -> MatmulReduceScatter:
-    """The operation that the proposals of all ranks make."""
+    """Makes the operation from the proposals of all ranks."""
     same = dict(proposals[0].same)
     own = [dict(p.own) for p in proposals]
     rows = tuple(o["rows"] for o in own)

@@ -1,5 +1,5 @@
-"""What operators share about their arguments: groups by name, checks, and rows of tensors with more
-than two dimensions."""
+"""Shared by operators: groups by name, checks of arguments, and rows of tensors with more than two
+dimensions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DTYPES = {
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """The plain name of a dtype that operators take."""
+    """The name of a dtype; raises unless operators support it."""
     if dtype not in DTYPES:
         raise Unsupported(
             f"dtype {dtype} cannot be multiplied here; use {', '.join(DTYPES.values())}"
@@ -52,8 +52,8 @@ def resolve_group(name: str) -> dist.ProcessGroup:
 def shared_workspaces(
     schedule: Schedule | None, world: int, made: int, owned: int, n: int, dtype: str, summed: bool
 ) -> dict[str, int]:
-    """The workspace that peers touch (`plan.scattering.shared_bytes`) for a schedule, or for any
-    that rank 0 may have chosen: only what is touched becomes memory."""
+    """The workspace that peers touch (`plan.scattering.shared_bytes`) for a schedule, or for None,
+    for any that rank 0 may have chosen. Pages take memory only when touched."""
     engines = ENGINES if schedule is None else (schedule.engine,)
     spaces: dict[str, int] = {}
     for engine in engines:
@@ -63,13 +63,14 @@ def shared_workspaces(
 
 
 def bucket_of(*sizes: int) -> tuple[int, ...]:
-    """Sizes that change from call to call, as the routing of an MoE layer does, in half octaves:
-    one choice serves those that are near."""
+    """Sizes rounded to half octaves, so that one choice serves similar sizes. For sizes that change
+    from call to call, as in the routing of an MoE layer."""
     return tuple(map(bucket, sizes))
 
 
 def check_group_rank(name: str, sizes: Sequence[int], world: int, rank: int, actual: int) -> None:
-    """Raises unless a list with one size per rank fits the group and this rank; below 0 is any."""
+    """Raises unless a list with one size per rank fits the group and this rank. A size below 0 fits
+    any."""
     if len(sizes) != world:
         raise Unsupported(f"{name} has {len(sizes)} sizes, but the group has {world} ranks")
     if sizes[rank] != actual and sizes[rank] >= 0:
@@ -77,9 +78,9 @@ def check_group_rank(name: str, sizes: Sequence[int], world: int, rank: int, act
 
 
 def dispatched(tensors: Sequence[object], out: object, sizes: Sequence[object] = ()) -> bool:
-    """Whether a call must go through the dispatcher: a graph is being made of it, or gradients will
-    be asked for. What the dispatcher would refuse in its own way (wrong types, an `out`) does not
-    go there, so that it is refused on every rank. sizes: arguments that are lists of sizes."""
+    """Whether a call must go through the dispatcher of torch: for a graph, or for gradients. Calls
+    that the dispatcher would refuse on this rank alone (wrong types, an `out`) do not go there, so
+    that they are refused on every rank. sizes: arguments that are lists of sizes."""
     if torch.compiler.is_compiling():
         if out is not None:
             raise Unsupported("out= cannot be used in a compiled graph; use the returned tensor")
@@ -89,7 +90,7 @@ def dispatched(tensors: Sequence[object], out: object, sizes: Sequence[object] =
 
 
 def differentiated(tensors: Sequence[object]) -> bool:
-    """Whether autograd would follow a call."""
+    """Whether autograd would record a call."""
     return torch.is_grad_enabled() and any(
         isinstance(t, torch.Tensor) and t.requires_grad for t in tensors
     )
@@ -123,7 +124,7 @@ def check_operands(
 
 
 def check_dim(name: str, dim: int, x: torch.Tensor) -> int:
-    """A dimension of x other than its last, counted from 0."""
+    """A dimension of x, counted from 0. Raises if it is the last one or does not exist."""
     if not -x.dim() <= dim < x.dim() or dim % x.dim() == x.dim() - 1:
         raise Unsupported(f"{name} must be from 0 to {x.dim() - 2}, not {dim}")
     return dim % x.dim()
@@ -138,7 +139,7 @@ def check_out(
     rows: int | None = None,
     x_name: str = "x",
 ) -> None:
-    """Raises unless a result with so many columns, and rows if they are known, fits into out."""
+    """Raises unless a result with these columns, and rows if they are known, fits into out."""
     if x.dim() != 2:
         raise Unsupported(f"out= takes 2-D {x_name} only; reshape it to [rows, K] first")
     tensor = check_tensor(name, out, (2,))
@@ -161,12 +162,12 @@ def check_out(
 
 
 def num_rows(inner: Sequence[int]) -> int:
-    """How many rows one index of a dimension has, by the sizes beside it (see `as_rows`)."""
+    """The number of rows of one index of a dimension, from the sizes beside it (see `as_rows`)."""
     return math.prod(inner) or 1
 
 
 def as_rows(x: torch.Tensor, dim: int) -> tuple[torch.Tensor, tuple[int, ...]]:
-    """x as a matrix whose rows follow a dimension, and the sizes that one index of it has."""
+    """x as a matrix whose rows are ordered by a dimension, and the sizes of one index of it."""
     if x.dim() == 2:
         return x, ()
     moved = x.movedim(dim, 0)
@@ -177,7 +178,7 @@ def as_rows(x: torch.Tensor, dim: int) -> tuple[torch.Tensor, tuple[int, ...]]:
 
 
 def as_shaped(result: torch.Tensor, x: torch.Tensor, dim: int) -> torch.Tensor:
-    """The rows of a result as the dimensions of x, of which one may have another size now."""
+    """The rows of a result in the shape of x, of which `dim` may have another size."""
     if x.dim() == 2:
         return result
     inner = list(x.movedim(dim, 0).shape[1:-1])
@@ -189,7 +190,7 @@ def as_shaped(result: torch.Tensor, x: torch.Tensor, dim: int) -> torch.Tensor:
 
 
 def resized(x: torch.Tensor, dim: int, size: int, columns: int) -> torch.Tensor:
-    """What a fake kernel gives: x with another size of a dimension and of the last one."""
+    """The result of a fake kernel: like x, with another size of a dimension and of the last one."""
     shape = list(x.shape)
     shape[dim], shape[-1] = size, columns
     return x.new_empty(shape)
@@ -198,8 +199,8 @@ def resized(x: torch.Tensor, dim: int, size: int, columns: int) -> torch.Tensor:
 def check_splits(
     name: str, splits: Sequence[int] | None, world: int, rows: int, inner: int = 1
 ) -> tuple[int, ...]:
-    """How many rows go to (or come from) each rank: one size per rank, `rows` in all (below 0: any
-    number). A size counts as `inner` rows."""
+    """The number of rows to (or from) each rank. Raises unless there is one size per rank and their
+    sum is `rows` (below 0: any number). A size counts as `inner` rows."""
     if splits is None or not _are_sizes(splits):
         raise Unsupported(f"{name} must be a list with one size per rank, not {splits!r}")
     sizes = tuple(size * inner for size in splits)
@@ -218,8 +219,8 @@ def check_splits(
 def match_splits(
     pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
 ) -> tuple[tuple[int, ...], ...]:
-    """The in_splits of every rank, from the (in_splits, out_splits) of all ranks, which must say
-    the same about every pair of them."""
+    """The in_splits of every rank, from the (in_splits, out_splits) of all ranks. Raises `Mismatch`
+    unless they match for every pair of ranks."""
     for source, (sent, _) in enumerate(pairs):
         for target, (_, expected) in enumerate(pairs):
             if sent[target] != expected[source]:

@@ -1,8 +1,8 @@
-"""One operator: what is particular to it, and the one function that runs any of them.
+"""The description of an operator, and the one function that runs all of them.
 
-An operator's file defines the function that users call and an `Operator`. Registering it makes it
-`torch.ops.weft.NAME` with autograd and graph support on every device that has a fabric, and the
-command line, benchmarks and tests find it by `operators()`.
+The file of an operator defines the function that users call and an `Operator`. Registration makes
+it `torch.ops.weft.NAME`, with autograd and graph support on every device that has a fabric. The
+command line, benchmarks and tests find operators with `operators()`.
 """
 
 from __future__ import annotations
@@ -30,15 +30,16 @@ from weft.select.decide import AnySchedule, Decision, decide, requested
 from weft.strategy import Strategy
 
 library = torch.library.Library("weft", "FRAGMENT")  # type: ignore[no-untyped-call]
-"""Where `torch.ops.weft.*` are defined."""
+"""The library of `torch.ops.weft.*`."""
 
 
 class Renew(Error):
-    """The ranks agree, but one had not known how large its result is; now it does. Bind again."""
+    """The ranks agree, but one did not know the size of its result before. It does now, so the
+    arguments must be bound again."""
 
 
 class Output(NamedTuple):
-    """The result `y` of an operator whose peers may store into it. out: the caller's tensor."""
+    """The result `y` of an operator, if peers may store into it. out: the caller's tensor."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -48,14 +49,14 @@ class Output(NamedTuple):
 class Bound(NamedTuple):
     """The arguments of a call on this rank, checked.
 
-    same: what must be equal on all ranks, beside the schedule. own: what may differ. key and
-    expected: the sizes that a schedule is chosen for, and the operation if all ranks have them.
-    shared: the names of the inputs that peers may read. outputs: makes this rank's outputs;
-    `stored` instead of it where peers may store into the one output `y`. result: what the caller
-    gets. work: see `select.decide`. workspaces: bytes by name that peers may touch, for a schedule
-    or, for None, for any that rank 0 may have chosen. adapt: the inputs as a schedule wants them.
-    after: is called when the call is over. combine: in place of the operator's, if it learns
-    something for the next call.
+    same: the items that must be equal on all ranks, beside the schedule. own: those that may
+    differ. key and expected: the sizes for which a schedule is chosen, and the operation if all
+    ranks have these sizes. shared: the names of the inputs that peers may read. outputs: makes this
+    rank's outputs. stored: used instead of `outputs` if peers may store into the one output `y`.
+    result: makes the result for the caller. work: see `select.decide`. workspaces: bytes by name
+    that peers may touch, for a schedule or, for None, for any that rank 0 may have chosen. adapt:
+    converts the inputs for a schedule. after: called when the call has ended. combine: replaces the
+    operator's, to keep something for the next call.
     """
 
     same: Items
@@ -76,12 +77,12 @@ class Bound(NamedTuple):
 
 @dataclass(frozen=True)
 class Operator:
-    """What is particular to an operator.
+    """Everything that distinguishes one operator from others.
 
-    schema: of `torch.ops.weft.NAME`. bind: checks the arguments on this rank. combine: the
-    operation that the proposals of all ranks make, or `Mismatch`. kernel: takes the arguments of
-    the schema; fake: their result without data. operation: the class of `weft.plan` that it runs.
-    asked: the decision for a schedule argument; None if one is to be chosen.
+    schema: of `torch.ops.weft.NAME`. bind: checks the arguments on this rank. combine: makes the
+    operation from the proposals of all ranks, or raises `Mismatch`. kernel: takes the arguments of
+    the schema; fake: returns their result without data. operation: the class of `weft.plan` that it
+    runs. asked: the decision for a schedule argument; None if a schedule must be chosen.
     """
 
     name: str
@@ -100,12 +101,12 @@ _operators: dict[str, Operator] = {}
 
 
 def register(operator: Operator) -> Operator:
-    """Makes an operator known, to torch and to the rest of weft."""
+    """Registers an operator with torch and with the rest of weft."""
     _operators[operator.name] = operator
     if operator.schema:
         name, define = operator.name, library.define
         define(operator.schema)  # type: ignore[no-untyped-call]
-        # For the tensors of any device: the fabric of their device carries the call out.
+        # For tensors of any device: the fabric of the device carries out the call.
         library.impl(name, operator.kernel, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
         torch.library.register_fake(f"weft::{name}", operator.fake, lib=library)
         if operator.backward is not None:
@@ -128,7 +129,7 @@ def operators() -> dict[str, Operator]:
 
 def session_for(group: dist.ProcessGroup | None, tensor: object) -> Session:
     """The session of a group for calls on the device of a tensor. A device without a fabric is
-    refused with the other checks, on every rank."""
+    refused by the checks of the arguments, on every rank."""
     device = "cpu"
     if isinstance(tensor, torch.Tensor) and not tensor.is_cpu:
         device = tensor.device.type if tensor.device.type in fabrics.devices() else "cpu"
@@ -142,8 +143,8 @@ def run(
     *arguments: Any,
     output: PeerOutput | None = None,
 ) -> Any:
-    """One call of an operator. output: the memory with which this rank has entered the call
-    already, where it has."""
+    """One call of an operator. output: the memory with which this rank has already entered the
+    call, if it has."""
     for _ in range(3):
         try:
             return _run(operator, session, schedule, arguments, output)
@@ -192,7 +193,7 @@ def _request(
     bound: Bound,
     output: PeerOutput | None,
 ) -> Request:
-    """The call in the form in which it is carried out."""
+    """The call as a request."""
     schedule, own, inputs = decision.schedule, bound.own, bound.inputs
     if decision.chosen is not None:
         own = (*own, (CHOSEN, decision.chosen))
@@ -226,10 +227,12 @@ def _request(
 def _stored(
     fabric: Fabric, schedule: AnySchedule | None, stored: Output, output: PeerOutput | None
 ) -> tuple[Callable[[Plannable], Tensors], dict[str, PeerOutput]]:
-    """Where the result `y` is made, and its memory that peers store into, if they do."""
+    """The function that makes the result `y`, and its memory if peers store into it."""
     shape, dtype, out = stored
     if not in_kernel(fabric, schedule):
-        return (lambda _: {"y": torch.empty(shape, dtype=dtype) if out is None else out}), {}
+        # Copy engines write contiguous rows.
+        given = out if out is not None and out.is_contiguous() else None
+        return (lambda _: {"y": torch.empty(shape, dtype=dtype) if given is None else given}), {}
     if output is None:
         output = fabric.memory.output(shape, dtype, out)
     else:
@@ -239,10 +242,10 @@ def _stored(
 
 
 def in_kernel(fabric: Fabric, schedule: AnySchedule | None) -> bool:
-    """Whether a call communicates from inside its kernel, into the outputs of peers."""
+    """Whether the kernel of a call stores into the outputs of peers."""
     return isinstance(schedule, Schedule) and schedule.fusion == "kernel" and fabric.world > 1
 
 
 def into(out: torch.Tensor | None, y: torch.Tensor) -> torch.Tensor:
-    """y where the caller wants it: peers may have stored it elsewhere."""
+    """y, copied into `out` if peers have stored it elsewhere."""
     return y if out is None or out is y else out.copy_(y)

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
 
-from weft.operation import ITEM_BYTES, register, split, starts
+from weft.dtype import ITEM_BYTES
+from weft.operation import dtypes_label, register, split, starts
 from weft.plan import gathering
 from weft.plan.contents import Contents
 from weft.plan.tasks import Plan
@@ -20,7 +21,7 @@ class AllGatherMatmul:
     """Y_i = all_gather(X) @ W_i on every rank.
 
     rows: rows of X on each rank. columns: per rank, the columns of each of its W_i. gathered:
-    whether the gathered X is an output, too.
+    whether the gathered X is an output, too. result: the dtype of every Y_i, if not that of X.
     """
 
     rows: tuple[int, ...]
@@ -28,6 +29,7 @@ class AllGatherMatmul:
     k: int
     dtype: str = "float32"
     gathered: bool = False
+    result: str | None = None
 
     name: ClassVar[str] = "all_gather_matmul"
 
@@ -40,10 +42,11 @@ class AllGatherMatmul:
         world: int,
         dtype: str = "float32",
         gathered: bool = False,
+        result: str | None = None,
     ) -> AllGatherMatmul:
         """The operation with M rows over all ranks and N columns (of each W) on every rank."""
         columns = (n,) if isinstance(n, int) else tuple(n)
-        return cls(split(m, world), (columns,) * world, k, dtype, gathered)
+        return cls(split(m, world), (columns,) * world, k, dtype, gathered, result)
 
     @property
     def world(self) -> int:
@@ -61,7 +64,7 @@ class AllGatherMatmul:
     @property
     def label(self) -> str:
         columns = "+".join(str(n) for n in self.columns[0])
-        return f"{self.name} {self.m}x{columns}x{self.k} {self.dtype} on {self.world} ranks"
+        return f"{self.name} {self.m}x{columns}x{self.k} {dtypes_label(self)} on {self.world} ranks"
 
     def num_flops(self, rank: int) -> int:
         return 2 * self.m * sum(self.columns[rank]) * self.k

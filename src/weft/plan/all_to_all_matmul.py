@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from weft.operation import ITEM_BYTES, register, split
+from weft.dtype import ITEM_BYTES
+from weft.operation import dtypes_label, register, split
 from weft.plan import gathering
 from weft.plan.contents import Contents
 from weft.plan.tasks import Plan
@@ -21,7 +22,8 @@ class AllToAllMatmul:
     """Y_i on rank r = (the rows for r of every rank's X, in the order of ranks) @ W_i.
 
     splits: per rank, how many of its rows go to each rank. columns: per rank, the columns of each
-    of its W_i. gathered: whether the received rows are an output, too.
+    of its W_i. gathered: whether the received rows are an output, too. result: the dtype of every
+    Y_i, if not that of X.
     """
 
     splits: tuple[tuple[int, ...], ...]
@@ -29,13 +31,22 @@ class AllToAllMatmul:
     k: int
     dtype: str = "float32"
     gathered: bool = False
+    result: str | None = None
 
     name: ClassVar[str] = "all_to_all_matmul"
 
     @classmethod
-    def of(cls, m: int, n: int, k: int, world: int, dtype: str = "float32") -> AllToAllMatmul:
+    def of(
+        cls,
+        m: int,
+        n: int,
+        k: int,
+        world: int,
+        dtype: str = "float32",
+        result: str | None = None,
+    ) -> AllToAllMatmul:
         """The operation with M rows on every rank, split evenly over all ranks."""
-        return cls((split(m, world),) * world, ((n,),) * world, k, dtype)
+        return cls((split(m, world),) * world, ((n,),) * world, k, dtype, result=result)
 
     @property
     def world(self) -> int:
@@ -45,7 +56,7 @@ class AllToAllMatmul:
     def label(self) -> str:
         columns = "+".join(str(n) for n in self.columns[0])
         rows = self.received(0)
-        return f"{self.name} {rows}x{columns}x{self.k} {self.dtype} on {self.world} ranks"
+        return f"{self.name} {rows}x{columns}x{self.k} {dtypes_label(self)} on {self.world} ranks"
 
     def received(self, rank: int) -> int:
         """The number of rows that a rank receives from all ranks, itself included."""

@@ -15,18 +15,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import ClassVar, Literal
+from typing import ClassVar
 
+from weft.dtype import ITEM_BYTES
 from weft.errors import InvalidPlan, Unsupported
-from weft.operation import ITEM_BYTES, split, starts
+from weft.operation import split, starts
 from weft.plan.builder import Builder
+from weft.plan.collective import KINDS, UNROOTED, KindName
 from weft.plan.contents import Contents, Data, Product, covers_once
 from weft.plan.tasks import Buffer, Plan
 from weft.schedule import Schedule
 from weft.strategy import Strategy
 
-Collective = Literal["all_gather", "all_to_all"]
-COLLECTIVES: tuple[Collective, ...] = ("all_gather", "all_to_all")
+Collective = KindName
+COLLECTIVES: tuple[KindName, ...] = tuple(kind for kind in UNROOTED if not KINDS[kind].sums)
+"""The kinds that can run beside a GEMM: they need no compute of their own."""
 WIDTH = 4096
 """Elements per row of the collective's tensors where only the number of bytes matters."""
 
@@ -42,7 +45,7 @@ class Concurrent:
     m: int
     n: int
     k: int
-    collective: Collective
+    collective: KindName
     rows: tuple[int, ...]
     columns: int = WIDTH
     dtype: str = "float32"
@@ -61,7 +64,7 @@ class Concurrent:
     def of(
         cls,
         shape: tuple[int, int, int],
-        collective: Collective,
+        collective: KindName,
         num_bytes: int,
         world: int,
         dtype: str = "float32",

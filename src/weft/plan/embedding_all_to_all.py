@@ -1,11 +1,11 @@
-"""Embedding lookups then all-to-all: tables lie on their ranks, and every rank gets the pooled rows
-of all tables for its share of the batch. What a recommendation model (DLRM) does.
+"""Embedding lookups, then all-to-all: every rank holds some of the tables, and receives the pooled
+rows of all tables for its share of the batch. Recommendation models (DLRM) do this.
 
-A lookup writes a bag's pooled rows wherever it is told, so a serial or chunked schedule needs no
-packing: lookups fill `partial`, and copies bring its rows to their columns of y. From inside the
-kernel (`in-kernel`) there is no `partial` either: workers store pooled rows straight into the y of
-the rank that needs them. They go table by table, so that a table's rows and pages are still in the
-caches of data and addresses; of each table, what is for peers comes first.
+A lookup can write a bag's pooled rows to any address. So a serial or chunked schedule needs no
+packing: lookups fill `partial`, and copies move its rows to their columns of y. The schedule
+`in-kernel` has no `partial`: workers store pooled rows directly into the y of the rank that needs
+them. Lookups proceed table by table, because the data caches and the TLB keep the rows and pages of
+the table in use. Within a table, the bags of peers come first.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import ClassVar
 
+from weft.dtype import ITEM_BYTES
 from weft.errors import InvalidPlan
-from weft.operation import ITEM_BYTES, register, split, starts
+from weft.operation import register, split, starts
 from weft.plan.builder import Builder, refuse_impossible
 from weft.plan.contents import Contents, Data, covers_once
 from weft.plan.order import slices

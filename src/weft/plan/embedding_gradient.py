@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import ClassVar
 
+from weft.dtype import ITEM_BYTES
 from weft.errors import InvalidPlan
-from weft.operation import ITEM_BYTES, register, split, starts
+from weft.operation import register, split, starts
 from weft.plan.builder import Builder, refuse_impossible
 from weft.plan.contents import Contents, Data, covers_once
 from weft.plan.tasks import Plan, Region

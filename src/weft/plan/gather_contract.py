@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import ClassVar
 
+from weft.dtype import ITEM_BYTES, NARROW, accumulator
 from weft.errors import InvalidPlan
-from weft.operation import ITEM_BYTES, register, split, starts
+from weft.operation import dtypes_label, register, result_dtype, split, starts
 from weft.plan.builder import Builder, refuse_impossible
 from weft.plan.contents import Contents, Product, covers_once
-from weft.plan.gathering import HALF
 from weft.plan.order import slices
 from weft.plan.tasks import Buffer, Plan, Region
 from weft.schedule import Schedule
@@ -34,7 +34,8 @@ class GatherContract:
     """G_i on rank r = (its spans of every rank's X, concatenated by rows)^T @ D_i.
 
     rows: rows of X on each rank. taken: per rank, the span (first row, rows) that it gathers from
-    each rank's X. k: columns of X. columns: per rank, the columns of each of its D_i.
+    each rank's X. k: columns of X. columns: per rank, the columns of each of its D_i. result: the
+    dtype of every G_i, if not that of X.
     """
 
     rows: tuple[int, ...]
@@ -42,15 +43,24 @@ class GatherContract:
     k: int
     columns: tuple[tuple[int, ...], ...]
     dtype: str = "float32"
+    result: str | None = None
 
     name: ClassVar[str] = "gather_contract"
 
     @classmethod
-    def of(cls, m: int, n: int, k: int, world: int, dtype: str = "float32") -> GatherContract:
+    def of(
+        cls,
+        m: int,
+        n: int,
+        k: int,
+        world: int,
+        dtype: str = "float32",
+        result: str | None = None,
+    ) -> GatherContract:
         """The weight gradient of an all-gather + matmul: every rank gathers all M rows."""
         rows = split(m, world)
         taken = (tuple((0, size) for size in rows),) * world
-        return cls(rows, taken, k, ((n,),) * world, dtype)
+        return cls(rows, taken, k, ((n,),) * world, dtype, result)
 
     @property
     def world(self) -> int:
@@ -64,7 +74,7 @@ class GatherContract:
     def label(self) -> str:
         columns = "+".join(str(n) for n in self.columns[0])
         sizes = f"{self.k}x{columns}x{self.received(0)}"
-        return f"{self.name} {sizes} {self.dtype} on {self.world} ranks"
+        return f"{self.name} {sizes} {dtypes_label(self)} on {self.world} ranks"
 
     def num_flops(self, rank: int) -> int:
         return 2 * self.received(rank) * sum(self.columns[rank]) * self.k
@@ -79,7 +89,7 @@ class GatherContract:
         return replace(self, rows=(m,), taken=(((0, m),),), columns=self.columns[:1])
 
     def refuses(self, schedule: Schedule) -> str | None:
-        """Why this operation has no plan for a schedule that others have one for."""
+        """The reason why this operation cannot have a schedule, or None if it can."""
         return refuses(schedule)
 
     def lower(self, schedule: Schedule) -> Plan:
@@ -92,7 +102,7 @@ class GatherContract:
 
 
 def refuses(schedule: Schedule) -> str | None:
-    """Why what is gathered along K has no plan for a schedule; None where it has one."""
+    """The reason why a gather along K cannot have a schedule, or None if it can."""
     if schedule.serial:
         return None
     if schedule.fusion == "adaptive":
@@ -104,7 +114,7 @@ def refuses(schedule: Schedule) -> str | None:
 
 @lru_cache(maxsize=64)
 def lower(operation: GatherContract, schedule: Schedule) -> Plan:
-    """The plan of all ranks for a schedule; refuses what cannot be, with the reason."""
+    """The plan of all ranks; raises `Unsupported` with the reason if the schedule is impossible."""
     refuse_impossible(schedule, operation.refuses(schedule))
     builder = Builder(operation, schedule)
     depth = DEPTH if schedule.depth is None else max(schedule.depth, 1)
@@ -119,16 +129,17 @@ def _lower_rank(builder: Builder, op: GatherContract, rank: int, depth: int) -> 
     offsets, m = starts([rows for _, rows in spans]), op.received(rank)
     add("x", rank, op.rows[rank], op.k, "input")
     ds = [add(f"d{i}", rank, m, n, "input") for i, n in enumerate(op.columns[rank])]
-    gs = [add(f"g{i}", rank, op.k, n, "output") for i, n in enumerate(op.columns[rank])]
+    result = result_dtype(op)
+    gs = [add(f"g{i}", rank, op.k, n, "output", result) for i, n in enumerate(op.columns[rank])]
     in_place = schedule.engine == "direct"
     chunks = _chunks(op, schedule, rank, depth)
     gathered: Buffer | None = None
     if op.world > 1 and not in_place:
         gathered = add("gathered", rank, m, op.k, "workspace")
     sums = gs
-    if op.dtype in HALF and len(chunks) > 1:
+    if result in NARROW and len(chunks) > 1:
         sums = [
-            add(f"sum{i}", rank, g.rows, g.columns, "workspace", "float32")
+            add(f"sum{i}", rank, g.rows, g.columns, "workspace", accumulator(result))
             for i, g in enumerate(gs)
         ]
     pulled: int | None = None

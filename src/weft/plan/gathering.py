@@ -19,16 +19,17 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Protocol
 
+from weft.dtype import NARROW, accumulator
 from weft.errors import InvalidPlan
-from weft.operation import split, starts
+from weft.operation import result_dtype, split, starts
 from weft.plan.builder import Builder, refuse_impossible
 from weft.plan.contents import Contents, Held, Product, covers_once
 from weft.plan.order import slices
 from weft.plan.tasks import Buffer, Plan, Plannable, Region
 from weft.schedule import Schedule
 
-HALF = ("bfloat16", "float16")
-"""Dtypes with too few bits for partial sums. Their sums are accumulated in float32."""
+HALF = NARROW
+"""An older name, which `weft.select` still uses."""
 
 
 class Gathering(Plannable, Protocol):
@@ -120,7 +121,11 @@ class _GatherRank:
         x = add("x", rank, op.x_rows(rank), op.k, "input")
         self.own = x.rows_of(self.first[rank], self.rows[rank])
         self.w = [add(f"w{i}", rank, op.k, n, "input") for i, n in enumerate(op.columns[rank])]
-        self.y = [add(f"y{i}", rank, self.m, n, "output") for i, n in enumerate(op.columns[rank])]
+        self.result = result_dtype(op)
+        self.y = [
+            add(f"y{i}", rank, self.m, n, "output", self.result)
+            for i, n in enumerate(op.columns[rank])
+        ]
         self._gathered = add("gathered", rank, self.m, op.k, "output") if op.gathered else None
         self._pulled: int | None = None
 
@@ -186,7 +191,9 @@ class _GatherRank:
             total = sum(c[2] for s, a in zip(steps, in_place, strict=True) if not a for c in s)
             packed = builder.add_buffer("packed", self.rank, total, op.k, "workspace")
             products = [
-                builder.add_buffer(f"product{i}", self.rank, widest, y.columns, "workspace")
+                builder.add_buffer(
+                    f"product{i}", self.rank, widest, y.columns, "workspace", y.dtype
+                )
                 for i, y in enumerate(self.y)
             ]
         base = 0
@@ -249,11 +256,12 @@ class _GatherRank:
                 self.builder.permute(self.rank, moves, label=_name("round", i, self.w))
 
     def _sums(self) -> list[Buffer]:
-        """The buffers for sums over K: the outputs, or float32 workspace for half precision."""
-        if self.op.dtype not in HALF:
+        """The buffers for sums over K: the outputs, or wider workspace if they are narrow."""
+        if self.result not in NARROW:
             return self.y
+        add, wide = self.builder.add_buffer, accumulator(self.result)
         return [
-            self.builder.add_buffer(f"sum{i}", self.rank, y.rows, y.columns, "workspace", "float32")
+            add(f"sum{i}", self.rank, y.rows, y.columns, "workspace", wide)
             for i, y in enumerate(self.y)
         ]
 

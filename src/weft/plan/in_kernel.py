@@ -19,7 +19,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from weft.operation import ITEM_BYTES, split, starts
+from weft.dtype import ITEM_BYTES, accumulator
+from weft.operation import result_dtype, split, starts
 from weft.plan.builder import Builder, refuse_impossible
 from weft.plan.order import slices
 from weft.plan.scattering import Scattering
@@ -32,14 +33,10 @@ SLICE_COLUMNS = 128
 SLICE_ROWS = 64
 
 
-def sum_dtype(dtype: str) -> str:
-    """The dtype in which partial sums are sent: they are not rounded before they are added."""
-    return dtype if ITEM_BYTES[dtype] > 4 else "float32"
-
-
 def inbox_bytes(world: int, rank: int, m: int, n: int, dtype: str) -> int:
-    """The bytes of the workspace into which peers store their terms of a rank's sums."""
-    return m * (world - 1) * split(n, world)[rank] * ITEM_BYTES[sum_dtype(dtype)]
+    """The bytes of the workspace into which peers store their terms of a rank's sums. Terms are
+    sent in the accumulator of the result's dtype: they are not rounded before they are added."""
+    return m * (world - 1) * split(n, world)[rank] * ITEM_BYTES[accumulator(dtype)]
 
 
 @lru_cache(maxsize=64)
@@ -61,7 +58,7 @@ def _alone(builder: Builder, op: Scattering) -> None:
     rows = sum(op.sizes(0))
     x = builder.add_buffer("x", 0, rows, op.inner[0], "input")
     w = builder.add_buffer("w", 0, op.inner[0], op.n, "input")
-    y = builder.add_buffer("y", 0, rows, op.n, "output")
+    y = builder.add_buffer("y", 0, rows, op.n, "output", result_dtype(op))
     builder.matmul(0, x.all(), w.all(), y.all(), label="all")
 
 
@@ -78,7 +75,10 @@ def _all_to_all(builder: Builder, op: Scattering, depth: int | None) -> None:
     xs = [builder.add_buffer("x", r, sum(sizes[r]), op.inner[r], "input") for r in range(world)]
     ws = [builder.add_buffer("w", r, op.inner[r], op.n, "input") for r in range(world)]
     received = [[sizes[maker][owner] for maker in range(world)] for owner in range(world)]
-    ys = [builder.add_buffer("y", r, sum(received[r]), op.n, "output") for r in range(world)]
+    result = result_dtype(op)
+    ys = [
+        builder.add_buffer("y", r, sum(received[r]), op.n, "output", result) for r in range(world)
+    ]
     stored: list[list[int | None]] = [[] for _ in range(world)]
 
     def part(maker: int, owner: int, row: int, rows: int) -> Part:
@@ -110,11 +110,12 @@ def _all_reduce(builder: Builder, op: Scattering, depth: int | None) -> None:
     columns = split(n, world)
     first = starts(columns)
     depth = depth or min(MAX_SLICES, -(-columns[0] // SLICE_COLUMNS) or 1)
-    dtype = sum_dtype(op.dtype)
+    result = result_dtype(op)
+    dtype = accumulator(result)
     xs = [builder.add_buffer("x", r, m, op.inner[r], "input") for r in range(world)]
     for rank in range(world):
         builder.add_buffer("w", rank, op.inner[rank], n, "input")
-        builder.add_buffer("y", rank, m, n, "output")
+        builder.add_buffer("y", rank, m, n, "output", result)
         builder.add_buffer("partial", rank, m, columns[rank], "workspace", dtype)
         builder.add_buffer("inbox", rank, m * (world - 1), columns[rank], "workspace", dtype)
     made: dict[tuple[int, int], list[int | None]] = {}
@@ -178,14 +179,14 @@ def lower_serial(operation: Scattering, schedule: Schedule) -> Plan:
     world, n, m = op.world, op.n, sum(op.sizes(0))
     columns = split(n, world)
     first = starts(columns)
-    products, sums = [], []
+    products, sums, result = [], [], result_dtype(op)
     for rank in range(world):
         x = builder.add_buffer("x", rank, m, op.inner[rank], "input")
         w = builder.add_buffer("w", rank, op.inner[rank], n, "input")
-        builder.add_buffer("y", rank, m, n, "output")
-        partial = builder.add_buffer("partial", rank, m, n, "workspace")
-        builder.add_buffer("inbox", rank, m * (world - 1), columns[rank], "workspace")
-        builder.add_buffer("reduced", rank, m, columns[rank], "workspace")
+        builder.add_buffer("y", rank, m, n, "output", result)
+        partial = builder.add_buffer("partial", rank, m, n, "workspace", result)
+        builder.add_buffer("inbox", rank, m * (world - 1), columns[rank], "workspace", result)
+        builder.add_buffer("reduced", rank, m, columns[rank], "workspace", result)
         products.append(builder.matmul(rank, x.all(), w.all(), partial.all(), label="all"))
     for rank in range(world):
         after: list[int | None] = [products[rank]]

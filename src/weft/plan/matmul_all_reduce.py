@@ -1,7 +1,8 @@
 """Matmul then all-reduce: Y = sum over ranks of X @ W, on every rank, with K cut over ranks.
 
-The rows are shared out: each rank adds its own as in a reduce-scatter, and passes the sums on. Of
-few rows there are not enough for all ranks: `in-kernel` and `serial` then share out columns.
+The rows are distributed: each rank adds its own rows, as in a reduce-scatter, and sends the sums to
+all ranks. With few rows there are not enough for all ranks. Then `in-kernel` and `serial`
+distribute columns instead.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from weft.operation import ITEM_BYTES, register
+from weft.dtype import ITEM_BYTES
+from weft.operation import register, result_dtype
 from weft.plan import in_kernel, scattering
 from weft.plan.matmul_reduce_scatter import MatmulReduceScatter
 from weft.plan.tasks import Plan
@@ -30,7 +32,7 @@ class MatmulAllReduce(MatmulReduceScatter):
 
     def num_bytes(self, source: int, target: int) -> int:
         rows = self.rows[target] + self.rows[source]
-        return 0 if source == target else rows * self.n * ITEM_BYTES[self.dtype]
+        return 0 if source == target else rows * self.n * ITEM_BYTES[result_dtype(self)]
 
     def lower(self, schedule: Schedule) -> Plan:
         if schedule.fusion == "kernel":

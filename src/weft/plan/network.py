@@ -1,8 +1,9 @@
-"""How plans are made where some ranks are on other machines.
+"""Makes plans for ranks on several machines.
 
-Where machines have several ranks, what they share crosses the network once (`two_level_*`); other
-plans are flat, and treat all peers alike. Where rows are gathered, `adaptive` without a depth cuts
-less finely than inside a machine, because a chunk is a message that threads of both sides handle.
+If machines have several ranks, data that these share crosses the network once (`two_level_*`). All
+other plans are flat: they treat all peers equally. When rows are gathered, `adaptive` without a
+depth uses fewer chunks than inside a machine, because a chunk is a message that threads on both
+sides must handle.
 """
 
 from __future__ import annotations
@@ -22,13 +23,14 @@ from weft.plan.tasks import Plan, Plannable
 from weft.schedule import Schedule
 
 MOST_CHUNKS = 8
-"""Into so many chunks `adaptive` without a depth cuts a shard at most. On one core that computes as
-well, a call of 2048 x 1024 x 2048 took 191 ms of processor time with 32 chunks, 153 with 16, 130
-with 8 and 134 with 4."""
+"""The most chunks per shard of `adaptive` without a depth. On a core that also computes, a call of
+2048 x 1024 x 2048 took 191 ms of processor time with 32 chunks, 153 ms with 16, 130 ms with 8, and
+134 ms with 4."""
 
 
 def lower(operation: Plannable, schedule: Schedule, nodes: Sequence[int], levels: int = 2) -> Plan:
-    """The plan of an operation whose rank r is on the machine nodes[r], on up to so many levels."""
+    """The plan of an operation whose rank r is on the machine nodes[r]. levels: 1 for flat plans
+    only, 2 to allow two-level plans."""
     if schedule.fusion == "kernel":
         raise Unsupported(
             f"{schedule} cannot be run between machines: its kernel stores into the memory of "
@@ -45,7 +47,7 @@ def lower(operation: Plannable, schedule: Schedule, nodes: Sequence[int], levels
     placed = Nodes(tuple(nodes))
     if min(placed.levels, levels) == 2:
         refuse_impossible(schedule)
-        # Operations that only look like these (all-reduce is one that sums) have flat plans.
+        # Subclasses (all-reduce is one of reduce-scatter) have flat plans.
         if type(operation) is AllGatherMatmul and two_level_gathering.possible(schedule):
             return two_level_gathering.lower(operation, schedule, placed)
         if type(operation) is MatmulReduceScatter and two_level_scattering.possible(

@@ -32,8 +32,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple, Protocol
 
+from weft.dtype import ITEM_BYTES
 from weft.errors import InvalidPlan
-from weft.operation import ITEM_BYTES, starts
+from weft.operation import result_dtype, starts
 from weft.plan.blocks import Block, cut_blocks, depth_of
 from weft.plan.builder import Builder, refuse_impossible
 from weft.plan.contents import Contents, Product, covers_once
@@ -177,24 +178,24 @@ class _ScatterRank:
 
     def _buffers(self) -> None:
         op, rank, add = self.op, self.rank, self.builder.add_buffer
-        own, made = self.rows[rank], sum(self.rows)
+        own, made, result = self.rows[rank], sum(self.rows), result_dtype(op)
         kept = made if op.everywhere else own if op.summed else sum(self.received)
         self.x = add("x", rank, made, op.inner[rank], "input")
         self.w = add("w", rank, op.inner[rank], op.n, "input")
-        self.y = add("y", rank, kept, op.n, "output")
+        self.y = add("y", rank, kept, op.n, "output", result)
         if op.world == 1:
             return
         if not self.direct:
-            self.partial = add("partial", rank, made, op.n, "workspace")
+            self.partial = add("partial", rank, made, op.n, "workspace", result)
             if op.summed:
-                self.inbox = add("inbox", rank, own * (op.world - 1), op.n, "workspace")
+                self.inbox = add("inbox", rank, own * (op.world - 1), op.n, "workspace", result)
         else:
             if op.summed:
-                self.partial = add("partial", rank, own, op.n, "workspace")
+                self.partial = add("partial", rank, own, op.n, "workspace", result)
             boxed = own * (op.world - 1) if op.summed else kept
-            self.inbox = add("inbox", rank, boxed, op.n, "workspace")
+            self.inbox = add("inbox", rank, boxed, op.n, "workspace", result)
         if op.everywhere:
-            self.reduced = add("reduced", rank, own, op.n, "workspace")
+            self.reduced = add("reduced", rank, own, op.n, "workspace", result)
 
     def alone(self) -> None:
         self.builder.matmul(self.rank, self.x.all(), self.w.all(), self.y.all(), label="all")

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, Literal, Protocol
 
-from weft.operation import ITEM_BYTES, Operation
+from weft.dtype import ITEM_BYTES
+from weft.operation import Operation
 from weft.schedule import Engine, Schedule
 from weft.strategy import Strategy
 from weft.timeline import COMPUTE

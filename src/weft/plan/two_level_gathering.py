@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from weft.operation import starts
+from weft.operation import result_dtype, starts
 from weft.plan.all_gather_matmul import AllGatherMatmul
 from weft.plan.builder import Builder
 from weft.plan.gathering import default_depth
@@ -67,7 +67,10 @@ class _TwoLevelGatherRank:
         add = builder.add_buffer
         self.x = add("x", rank, op.rows[rank], op.k, "input")
         self.w = [add(f"w{i}", rank, op.k, n, "input") for i, n in enumerate(op.columns[rank])]
-        self.y = [add(f"y{i}", rank, op.m, n, "output") for i, n in enumerate(op.columns[rank])]
+        self.y = [
+            add(f"y{i}", rank, op.m, n, "output", result_dtype(op))
+            for i, n in enumerate(op.columns[rank])
+        ]
         kind = "output" if op.gathered else "workspace"
         self.gathered = add("gathered", rank, op.m, op.k, kind)  # type: ignore[arg-type]
         self.relay = add(RELAY, rank, op.m, op.k, "workspace") if self.mates else None

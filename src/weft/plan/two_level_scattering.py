@@ -9,8 +9,8 @@ its own machine, in the order of ranks. For 2 machines of 2 ranks, rank 0 carrie
              inside        | y2.0 of 1 | y2.1 of 1 |
              network                  | y0.0 of 2,3 | y0.1 of 2,3 |
 
-The sums of machines have the operation's dtype. With half precision they would be rounded once more
-than promised, so the flat plan is used there.
+The sums of machines have the dtype of the result. A narrow one would be rounded once more than
+promised, so the flat plan is used there.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
-from weft.operation import starts
+from weft.dtype import NARROW
+from weft.operation import result_dtype, starts
 from weft.plan.builder import Builder
-from weft.plan.gathering import HALF
 from weft.plan.matmul_reduce_scatter import MatmulReduceScatter
 from weft.plan.nodes import Nodes
 from weft.plan.order import slices
@@ -40,7 +40,7 @@ def possible(operation: MatmulReduceScatter, schedule: Schedule) -> bool:
     """Whether there is a two-level plan for an operation and a schedule."""
     cut = not schedule.serial and schedule.fusion in ("unfused", "adaptive")
     rows = schedule.cut == "rows" and schedule.pattern == "all" and schedule.start == "local"
-    return cut and rows and operation.dtype not in HALF
+    return cut and rows and result_dtype(operation) not in NARROW
 
 
 @lru_cache(maxsize=64)
@@ -80,17 +80,22 @@ class _TwoLevelScatterRank:
         # The same order on all ranks of a machine: they compute the shares of a chunk together.
         self.far = [o for node in nodes.others(rank) for o in nodes.members(node)]
         carried = [o for o in self.far if nodes.carrier(o, self.node) == rank]
-        add, own = builder.add_buffer, op.rows[rank]
+        add, own, result = builder.add_buffer, op.rows[rank], result_dtype(op)
         self.x = add("x", rank, op.m, op.inner[rank], "input")
         self.w = add("w", rank, op.inner[rank], op.n, "input")
-        self.y = add("y", rank, own, op.n, "output")
-        self.partial = add("partial", rank, op.m, op.n, "workspace")
+        self.y = add("y", rank, own, op.n, "output", result)
+        self.partial = add("partial", rank, op.m, op.n, "workspace", result)
         self.shares = add(
-            "shares", rank, sum(op.rows[o] for o in carried) * len(self.mates), op.n, "workspace"
+            "shares",
+            rank,
+            sum(op.rows[o] for o in carried) * len(self.mates),
+            op.n,
+            "workspace",
+            result,
         )
-        self.sums = add("sums", rank, sum(op.rows[o] for o in carried), op.n, "workspace")
+        self.sums = add("sums", rank, sum(op.rows[o] for o in carried), op.n, "workspace", result)
         boxes = len(self.mates) + len(nodes.numbers) - 1
-        self.inbox = add("inbox", rank, own * boxes, op.n, "workspace")
+        self.inbox = add("inbox", rank, own * boxes, op.n, "workspace", result)
         self.carried = carried
         self.sum_first = dict(zip(carried, starts([op.rows[o] for o in carried]), strict=True))
         self.made: dict[tuple[int, int], _Share] = {}

@@ -64,6 +64,13 @@ def _check_shapes(plan: Plan) -> None:
                 raise InvalidPlan(f"{task.label!r} of rank {task.rank} writes the input {region}")
         if not _fits(task):
             raise InvalidPlan(f"{task.label!r} of rank {task.rank} has regions of unequal shape")
+        if isinstance(task, Copy):
+            dtypes = {plan.buffer[region.key].dtype for region in (*task.reads(), *task.writes())}
+            if len(dtypes) > 1:
+                raise InvalidPlan(
+                    f"{task.label!r} of rank {task.rank} copies {' to '.join(sorted(dtypes))}: "
+                    "an engine moves bytes and cannot change their dtype"
+                )
 
 
 def _fits(task: AnyTask) -> bool:

@@ -1,4 +1,4 @@
-"""Figures of a study of C3: the ladder of strategies, who slows whom, and what units are worth."""
+"""Figures of a C3 study: percent of ideal per strategy, slowdowns, and the effect of units."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ _DOTTED = {"width": 1.5, "dash": "dot", "color": IDEAL_COLOUR}
 
 
 def two_lines(name: str) -> str:
-    """The name of a strategy, broken where it joins two, for the ticks of an axis."""
+    """The name of a strategy in two lines, for the ticks of an axis."""
     return name.replace("+", "+<br>")
 
 
 def _inside(percent: float) -> str:
-    """What is written into a bar; the dots would lie on what is written into a short one."""
+    """The text inside a bar; none in a short bar, where dots would cover it."""
     return f"{percent:.0f} %" if percent >= 25.0 else ""
 
 
 def ladder(study: Study) -> Spec:
-    """Percent of ideal per strategy, as a ladder from top to bottom: a bar for the mean, a dot for
-    each kind of scenario, and a stroke for what was measured on the real machine."""
+    """Percent of ideal per strategy, from top to bottom: a bar for the mean, a dot for each kind of
+    scenario, and a stroke for the published value of the real machine."""
     means = study.means()
     rows = list(range(len(means)))
     data: list[Spec] = [
@@ -76,7 +76,7 @@ def ladder(study: Study) -> Spec:
 
 
 def sides(study: Study) -> Spec:
-    """How many times as long the GEMM and the collective take under each strategy, as means."""
+    """The mean slowdown of the GEMM and of the collective under each strategy."""
     means = study.means()
     rows = list(range(len(means)))
     values = {
@@ -113,8 +113,8 @@ def sides(study: Study) -> Spec:
 
 
 def heat_map(study: Study) -> tuple[Spec, int]:
-    """Percent of ideal of every strategy in every scenario, and the height; scenarios are rows,
-    those of a kind together."""
+    """Percent of ideal of every strategy in every scenario, and the height. Scenarios are rows,
+    grouped by kind."""
     names = [mean.name for mean in study.means()]
     scenarios = sorted(study.scenarios, key=lambda scenario: KINDS.index(scenario.kind))
     percents = [[_percent(scenario, name) for name in names] for scenario in scenarios]
@@ -173,7 +173,7 @@ def heat_map(study: Study) -> tuple[Spec, int]:
 
 
 def units(study: Study) -> Spec:
-    """What units are worth: GEMMs by how many were taken, collectives by how many they have."""
+    """The effect of units: GEMMs by the number taken away, collectives by the number they have."""
     sweep = study.units
     assert sweep is not None
     lines: dict[str, tuple[Sequence[int], Sequence[float]]] = {
@@ -183,7 +183,7 @@ def units(study: Study) -> Spec:
 
 
 def given(study: Study) -> Spec:
-    """How many times as long a collective takes with so many units as with all it can use."""
+    """The slowdown of a collective with few units, relative to all that it can use."""
     sweep = study.units
     assert sweep is not None
     lines: dict[str, tuple[Sequence[int], Sequence[float]]] = {
@@ -196,7 +196,7 @@ def given(study: Study) -> Spec:
 
 
 def partitions(study: Study) -> Spec:
-    """Percent of ideal by how many units are reserved, a line per scenario."""
+    """Percent of ideal by the number of reserved units, one line per scenario."""
     data: list[Spec] = []
     for scenario in study.scenarios:
         outcomes = scenario.sweeps["partitioned"]
@@ -266,7 +266,7 @@ def _plain() -> Spec:
 
 
 def _names(names: Sequence[str]) -> Spec:
-    """An axis of strategies, the first on top."""
+    """An axis of strategies, with the first on top."""
     return {
         "tickvals": list(range(len(names))),
         "ticktext": [two_lines(name) for name in names],

@@ -1,4 +1,4 @@
-"""The tables and the page of `weft c3`: the ladder from concurrent to dma+trimmed, and why."""
+"""The tables and the page of `weft c3`: results per strategy, from concurrent to dma+trimmed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SHORT = {
 }
 
 Timelines = Callable[[str], tuple[list[Timeline], float]]
-"""The timelines of a scenario by its label, and its ideal in seconds."""
+"""Returns the timelines of a scenario by its label, and its ideal in seconds."""
 
 
 def ladder_headers(study: Study) -> tuple[str, ...]:
@@ -36,7 +36,7 @@ def ladder_headers(study: Study) -> tuple[str, ...]:
 
 
 def ladder_rows(study: Study) -> list[list[cells.Cell]]:
-    """A row per strategy under `ladder_headers`; the last three are percent of ideal by kind."""
+    """One row per strategy, under `ladder_headers`. The last three are percent of ideal by kind."""
     known = study.published
     return [
         [
@@ -59,7 +59,7 @@ def scenario_headers(study: Study) -> tuple[str, ...]:
 
 
 def scenario_rows(study: Study) -> list[list[cells.Cell]]:
-    """A row per scenario under `scenario_headers`: times alone, and percent of ideal."""
+    """One row per scenario, under `scenario_headers`: times alone, and percent of ideal."""
     names = [mean.name for mean in study.means()]
     rows: list[list[cells.Cell]] = []
     for scenario in study.scenarios:
@@ -78,7 +78,7 @@ def scenario_rows(study: Study) -> list[list[cells.Cell]]:
 
 
 def rule_rows(study: Study) -> list[list[cells.Cell]]:
-    """A row per rule under `RULE_HEADERS`."""
+    """One row per rule, under `RULE_HEADERS`."""
     return [
         [
             rule.question,
@@ -91,7 +91,7 @@ def rule_rows(study: Study) -> list[list[cells.Cell]]:
 
 
 def summary_of(study: Study) -> str:
-    """What came out, in a few sentences."""
+    """The result in a few sentences."""
     means = {mean.name: mean for mean in study.means()}
     first, last = study.means()[0], study.means()[-1]
     how = "measured" if study.measured else "simulated"
@@ -117,7 +117,7 @@ def summary_of(study: Study) -> str:
 def write_c3_page(
     path: str | os.PathLike[str], study: Study, timelines: Timelines | None = None
 ) -> Path:
-    """Writes the page, whole or not at all. timelines: what to draw of a scenario, where known."""
+    """Writes the page atomically. timelines: the timelines of a scenario, if there are any."""
     how = "measured" if study.measured else "simulated"
     page = Page(f"Compute beside communication on {study.machine}, {how}", summary_of(study))
     _ladder(page, study)
@@ -220,5 +220,5 @@ def _timelines(page: Page, study: Study, timelines: Timelines) -> None:
 
 
 def rank_zero(timeline: Timeline, title: str) -> Timeline:
-    """Rank 0 of a timeline under a title."""
+    """Rank 0 of a timeline, with a title."""
     return replace(timeline.of(0), title=title)

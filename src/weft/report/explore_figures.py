@@ -1,7 +1,7 @@
 """Figures of an exploration: speedups of scenarios x schedules, bars, and where the time went.
 
-Plain plotly specifications, as in `figures`. Schedules are rows, so that their names are read
-without turning the head.
+They are plain plotly specifications, as in `figures`. Schedules are rows, so that their names are
+horizontal.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from weft.schedule import ENGINES, Schedule
 from weft.study.exploration import Exploration, Outcome, Scenario
 
 LOSSES = (
-    # loss, how it is called, colour
+    # loss, label, colour
     ("exposed_communication", "exposed communication", "#e69f00"),
     ("decomposition", "decomposition", "#009e73"),
     ("contention", "contention", "#d55e00"),
@@ -25,7 +25,7 @@ LOSSES = (
 )
 IDEAL_COLOUR = "#8a9bab"
 COMPARED = (
-    # schedule (None: whichever is best), colour
+    # schedule (None: the best), colour
     (None, "#0072b2"),
     ("adaptive@dma", "#009e73"),
     ("shard-p2p@dma", "#d55e00"),
@@ -33,15 +33,15 @@ COMPARED = (
 SLOWER, EQUAL, FASTER = "#c8500a", "#eceff1", "#005f9e"
 
 PICKS = "scenario"
-"""A click into the heat map picks in the list of this name."""
+"""The list in which a click into the heat map chooses."""
 
 _TICKS = (0.125, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0)
 _LABELLED_UP_TO = 40
-"""With more scenarios than this the cells of the heat map are too narrow for numbers."""
+"""With more scenarios than this, the cells of the heat map are too narrow for numbers."""
 
 
 def schedules_of(scenarios: Sequence[Scenario]) -> list[Schedule]:
-    """Every schedule that was explored or refused, engine by engine."""
+    """All schedules that were explored or refused, grouped by engine."""
     seen = dict.fromkeys(
         schedule
         for scenario in scenarios
@@ -54,7 +54,7 @@ def schedules_of(scenarios: Sequence[Scenario]) -> list[Schedule]:
 
 
 def heat_map(exploration: Exploration) -> tuple[Spec, int, int]:
-    """Speedup of every schedule in every scenario, its height, and the width it needs."""
+    """The speedup of every schedule in every scenario, and the height and width of the figure."""
     scenarios = exploration.scenarios
     schedules = schedules_of(scenarios)
     labels = [scenario.shape.label for scenario in scenarios]
@@ -108,8 +108,8 @@ def heat_map(exploration: Exploration) -> tuple[Spec, int, int]:
 
 
 def bars(exploration: Exploration) -> tuple[Spec, int]:
-    """The best schedule, adaptive and shard-p2p against serial (1x) and ideal, per scenario, and
-    the width that it needs."""
+    """Per scenario, the best schedule, adaptive and shard-p2p against serial (1x) and ideal, and
+    the width of the figure."""
     scenarios = exploration.scenarios
     labels = [scenario.shape.label for scenario in scenarios]
     data: list[Spec] = []
@@ -162,16 +162,16 @@ def bars(exploration: Exploration) -> tuple[Spec, int]:
 
 
 def where(scenario: Scenario) -> tuple[Spec, int]:
-    """Time of every schedule as ideal plus losses, the quickest on top, and the height.
+    """The time of every schedule as ideal plus losses, the fastest on top, and the height.
 
-    The axis ends a little behind serial. Longer bars run off it, with their time at the edge.
+    The axis ends a little after serial. Longer bars are cut off, with their time at the edge.
     """
     outcomes = sorted(scenario.outcomes, key=lambda outcome: outcome.seconds)
     rows = list(range(len(outcomes)))
     names = [escape(outcome.schedule.name) for outcome in outcomes]
     parts = [_parts(outcome) for outcome in outcomes]
-    # What is negative (time that ideal waits too, pieces quicker than the whole) shortens the
-    # part that ideal has, so that a bar still ends where its schedule does.
+    # Negative losses (waits that ideal has, too, or parts faster than the whole) shorten the ideal
+    # part of a bar, so that the bar still ends at the time of its schedule.
     reached = [scenario.ideal + sum(min(0.0, loss) for loss in part.values()) for part in parts]
     data = [_stack("ideal", IDEAL_COLOUR, rows, [0.0] * len(rows), reached, names, reached)]
     for key, name, colour in LOSSES:
@@ -205,14 +205,13 @@ def where(scenario: Scenario) -> tuple[Spec, int]:
 
 
 def axis_end(scenario: Scenario) -> float:
-    """Seconds at which axes end: a few schedules that take many times serial's time should not
-    squeeze all others."""
+    """The end of time axes in seconds. A few very slow schedules should not shrink all others."""
     longest = max((outcome.seconds for outcome in scenario.outcomes), default=0.0)
     return 1.18 * min(max(longest, scenario.serial), 1.15 * scenario.serial)
 
 
 def known(scenario: Scenario, name: str) -> Outcome | None:
-    """The outcome of a schedule, or None where it was not explored or does not fit."""
+    """The outcome of a schedule, or None if it was not explored or does not fit."""
     return next((o for o in scenario.outcomes if o.schedule.name == name), None)
 
 
@@ -227,7 +226,7 @@ def _speedup(scenario: Scenario, schedule: Schedule) -> float | None:
 
 
 def _cell(number: int, scenario: Scenario, schedule: Schedule) -> list[Any]:
-    """What a click picks, and what a hover says."""
+    """The choice of a click, and the text of a hover."""
     head = f"<b>{escape(schedule.name)}</b> in {escape(scenario.shape.label)}"
     outcome = known(scenario, schedule.name)
     if outcome is None:
@@ -271,7 +270,7 @@ def _stack(
 
 
 def _angle(labels: Sequence[str]) -> int:
-    """Long names of scenarios stand aslant under their columns."""
+    """The angle of labels. Long names of scenarios are slanted."""
     return 0 if max(map(len, labels), default=0) <= 4 else -50
 
 
@@ -287,7 +286,7 @@ def _categories(labels: Sequence[str], **more: Any) -> Spec:
 
 
 def _engine_edges(schedules: Sequence[Schedule]) -> list[Spec]:
-    """A line between the schedules of one engine and those of the next."""
+    """Lines between the schedules of different engines."""
     return [
         {
             "type": "line",
@@ -310,7 +309,7 @@ def _line(seconds: float) -> Spec:
 
 
 def _time(row: int, seconds: float, edge: float) -> Spec:
-    """How long a schedule took, behind its bar, or at the edge that its bar runs over."""
+    """The time of a schedule, after its bar, or at the edge if the bar is cut off."""
     over = seconds > 0.98 * edge
     return {
         "x": 1e3 * (edge if over else seconds),

@@ -1,4 +1,4 @@
-"""The page of `weft explore`: all scenarios at a glance, then any one of them closely."""
+"""The page of `weft explore`: an overview of all scenarios, then the details of each."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from weft.study.exploration import Exploration, Scenario
 from weft.timeline import Timeline
 
 MOST_CLOSELY = 24
-"""So many scenarios are shown closely: each one brings its timelines, and pages should open."""
+"""The most scenarios with details. Each has timelines, and the page must stay small."""
 
 HEADERS = (
     "scenario",
@@ -42,7 +42,7 @@ HEADERS = (
 
 
 def rows_of(exploration: Exploration) -> list[list[cells.Cell]]:
-    """A row per scenario under `HEADERS`; times are in milliseconds."""
+    """One row per scenario, under `HEADERS`. Times are in milliseconds."""
     return [
         [
             scenario.shape.label,
@@ -61,7 +61,7 @@ def rows_of(exploration: Exploration) -> list[list[cells.Cell]]:
 
 
 def summary_of(exploration: Exploration) -> str:
-    """What came out, in a sentence or two."""
+    """The result in one or two sentences."""
     scenarios = exploration.scenarios
     top = max(scenarios, key=lambda scenario: scenario.best.speedup)
     least = min(scenarios, key=lambda scenario: scenario.best.speedup)
@@ -85,7 +85,7 @@ def write_explore_page(
     exploration: Exploration,
     report: Callable[[float, str], None] | None = None,
 ) -> Path:
-    """Writes the page, whole or not at all."""
+    """Writes the page atomically."""
     scenarios = exploration.scenarios
     title = f"{exploration.operation} on {exploration.world} x {exploration.machine.name}"
     page = Page(f"{title}, simulated", summary_of(exploration))
@@ -163,8 +163,8 @@ def _closely(scenario: Scenario, timelines: list[Timeline]) -> Callable[[Page], 
 
 
 def _timelines(exploration: Exploration, scenario: Scenario) -> list[Timeline]:
-    """Every schedule of the copy engines, and the best one's twin on the cores; all of them where
-    there is one scenario only."""
+    """Every schedule on copy engines, and the best one on cores; all if there is only one
+    scenario."""
     twin = scenario.best.schedule.with_engine("cores").name
     shown = []
     for outcome in scenario.outcomes:
@@ -176,7 +176,7 @@ def _timelines(exploration: Exploration, scenario: Scenario) -> list[Timeline]:
 
 
 def _few_ranks(timeline: Timeline) -> Timeline:
-    """Rank 0, and the rank that decides how long it takes if that is another."""
+    """Rank 0, and the rank that ends last if it is another one."""
     first = timeline.of(0)
     last = max(timeline.spans, key=lambda span: span.end)
     if last.end <= first.end:

@@ -43,6 +43,14 @@ def scaled(value: float, unit: str) -> str:
     return f"{value:g} {unit}"
 
 
+def byte_size(total: float) -> str:
+    """`256 MiB`: an amount of bytes with the binary prefix that suits."""
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if total >= size:
+            return f"{total / size:g} {unit}"
+    return f"{total:g} B"
+
+
 def ticks(end: float, at_most: int) -> list[float]:
     """Round, evenly spaced values from 0 to `end`, with at most `at_most` steps."""
     if end <= 0.0 or at_most < 1:

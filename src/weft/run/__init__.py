@@ -1,1 +1,1 @@
-"""A Plan on a Fabric: agreement of the ranks, the executor, recording, and what to say about it."""
+"""Runs a plan on a fabric: the agreement of the ranks, the executor, recording and explanations."""

@@ -1,8 +1,8 @@
 """One call of an operator: the ranks agree on what it is, and its plan runs.
 
-A rank predicts that its peers propose what they proposed when it last called with the same local
-sizes, so a known call starts its local work at once; engines check the headers before anything
-moves. Where the prediction fails (a peer's shard has another size now), the call is planned anew.
+A rank expects its peers to propose the same as in its last call with the same local sizes, so a
+known call starts its local work at once. Engines compare the headers before anything moves. If the
+expectation was wrong (the shard of a peer has another size now), the call is planned again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from weft.strategy import Strategy
 from weft.timeline import Timeline
 
 CHOSEN = "chosen"
-"""The name under which rank 0's header carries the schedule that it has chosen for all, and why."""
+"""The item of rank 0's header with the schedule that it has chosen for all ranks, and the
+reason."""
 
 Tensors = dict[str, torch.Tensor]
 Combine = Callable[[Sequence[Proposal]], Plannable]
@@ -37,11 +38,11 @@ Outputs = Callable[[Plannable], Tensors]
 class Request(NamedTuple):
     """A call of an operator on this rank, ready to run.
 
-    schedule: None if rank 0's header carries it, and why. combine: the operation that the
-    proposals of all ranks make, or `Mismatch`. inputs: by buffer name; `exposed` says which of them
-    peers may read. outputs: makes this rank's outputs for an operation. observe: is given the
-    seconds of the call. entered: this rank has entered the call already, with this proposal and
-    this memory, and has found that its peers propose another call than expected.
+    schedule: None if rank 0's header carries it. combine: makes the operation from the proposals of
+    all ranks, or raises `Mismatch`. inputs: by buffer name; `exposed` has those that peers may
+    read. outputs: makes this rank's outputs for an operation. observe: called with the seconds of
+    the call. entered: this rank has already entered the call, with this proposal and this memory,
+    and its peers propose another call than expected.
     """
 
     proposal: Proposal
@@ -57,7 +58,7 @@ class Request(NamedTuple):
 
 
 def carry_out(session: Session, request: Request) -> Tensors:
-    """Carries out a call and gives its outputs by buffer name."""
+    """Carries out a call; returns its outputs by buffer name."""
     fabric, proposal = session.fabric, request.proposal
     recording = record.active
     with fabric.lock:
@@ -98,7 +99,7 @@ def _run(runner: Runner, call: Call, tensors: Tensors, recorded: bool) -> Timeli
 
 
 def _agree(session: Session, call: Call, request: Request) -> Runner:
-    """Reads the proposals of all ranks, and prepares their plan (or finds it prepared)."""
+    """Reads the proposals of all ranks, and prepares their plan unless it is prepared already."""
     fabric = session.fabric
     if request.schedule is not None:
         call.label = f"{request.proposal.operation}, {request.schedule}"
@@ -126,20 +127,20 @@ def prepared(
     why: str,
     asked: str,
 ) -> Runner:
-    """A plan made ready for this rank."""
+    """A plan prepared for this rank."""
     program = fabric.prepare(plan, fabric.slots(exposed), signatures)
     return Runner(plan, program, parts_of(plan, fabric.rank), why, asked)
 
 
 def meet(fabric: Fabric, what: str, own: Items) -> list[Items]:
-    """What every rank brings to a call in which nothing moves; raises `Mismatch` if a rank makes
-    another call."""
+    """Exchanges one item of every rank in a call in which nothing moves. Raises `Mismatch` if a
+    rank makes another call."""
     with fabric.call(Proposal(what, own=own).checked()) as call:
         return [proposal.own for proposal in call.proposals()]
 
 
 def check_tensor(name: str, tensor: object, dimensions: Sequence[int]) -> torch.Tensor:
-    """A CPU tensor; raises unless it has an allowed number of dimensions."""
+    """Raises unless `tensor` is a CPU tensor with an allowed number of dimensions; returns it."""
     if not isinstance(tensor, torch.Tensor):
         raise Unsupported(f"{name} must be a tensor, not {type(tensor).__name__}")
     if tensor.device.type != "cpu":
@@ -154,5 +155,5 @@ def check_tensor(name: str, tensor: object, dimensions: Sequence[int]) -> torch.
 
 
 def layout(tensor: Any) -> tuple[object, ...]:
-    """What decides how a tensor is read, but for its address."""
+    """Everything that decides how a tensor is read, except its address."""
     return tensor.shape, tensor.stride(), tensor.dtype

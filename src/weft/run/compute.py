@@ -1,4 +1,4 @@
-"""What each task of a compute lane computes, in torch."""
+"""The computation of each kind of task of a compute lane, in torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ View = Callable[[Region], torch.Tensor]
 
 
 def execute(task: AnyTask, view: View, bags: Any) -> None:
-    """Computes a task on the regions that `view` gives. bags: what lookups pool from."""
+    """Computes a task on the regions that `view` returns. bags: the embedding bags for lookups."""
     if isinstance(task, Matmul):
         a = view(task.a)
         multiply(a.t() if task.transposed else a, view(task.b), view(task.c), task.accumulate)
@@ -36,7 +36,7 @@ def execute(task: AnyTask, view: View, bags: Any) -> None:
 
 
 def multiply(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, accumulate: bool) -> None:
-    """c = a @ b, or c += a @ b; narrower operands are widened to the dtype of c first."""
+    """c = a @ b, or c += a @ b. Narrower operands are first converted to the dtype of c."""
     if a.dtype != c.dtype:
         a, b = a.to(c.dtype), b.to(c.dtype)
     if a.shape[1] == 0:
@@ -49,7 +49,7 @@ def multiply(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, accumulate: bool
 
 
 def add(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
-    """Every target = the sum of the sources in their order, rounded once."""
+    """Sets every target to the sum of the sources, in their order, rounded once."""
     first, rest = sources[0], sources[1:]
     total = targets[0]
     if len(sources) > 2 and total.dtype.itemsize < 4:

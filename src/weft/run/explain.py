@@ -1,8 +1,7 @@
-"""What happened in the last call, in words: which schedule ran, why, and what moved the bytes."""
+"""Explains the last call: which schedule ran, the reason, and what moved the bytes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from weft.run.session import Finished, last_finished
@@ -10,9 +9,11 @@ from weft.run.session import Finished, last_finished
 
 @dataclass(frozen=True)
 class Explanation:
-    """The last call of this process. `percent_of_ideal` needs recording: the ideal is the longer
-    of the rank's compute and communication, as they were busy in this very call; 100 is reached
-    when the call took no longer than that."""
+    """The last call of this process.
+
+    `percent_of_ideal` needs recording. The ideal is the longer of the times in which this rank
+    computed and communicated in this call; 100 means that the call took no longer than that.
+    """
 
     operation: str
     schedule: str
@@ -44,25 +45,18 @@ class Explanation:
         return "\n".join(lines)
 
     def _reason(self) -> str:
-        """Why this schedule ran, and what was asked for if that is another one."""
+        """The reason for the schedule that ran, and the schedule that was asked for if it
+        differs."""
         if self.asked in ("", self.schedule) or self.asked in self.why:
             return self.why
         return f"asked for {self.asked}; {self.why}"
 
 
-others: list[Callable[[], tuple[float, Explanation] | None]] = []
-"""Calls that are no plans: each source gives the moment at which its last one ended, by
-`time.perf_counter`, and what is to be said of it."""
-
-
-def explain() -> Explanation | None:
-    """Explains the last weft call of this process, an operator's or a collective's; None if there
-    was none."""
-    found = [given for other in others if (given := other()) is not None]
+def explain_plan() -> tuple[float, Explanation] | None:
+    """The last operator call of this process, with the moment at which it ended (by
+    `time.perf_counter`); None if there was none."""
     last = last_finished()
-    if last is not None:
-        found.append((last.ended, _of_plan(last)))
-    return max(found, key=lambda given: given[0])[1] if found else None
+    return None if last is None else (last.ended, _of_plan(last))
 
 
 def _of_plan(done: Finished) -> Explanation:

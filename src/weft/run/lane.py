@@ -1,7 +1,7 @@
-"""Runs the compute lane of a plan on a flight: which task next, and when.
+"""Runs the compute lane of a plan on a flight, and decides which task runs next.
 
-Tasks run in the order of the plan. Loose ones (the adaptive policy, `plan.adaptive`) run as soon as
-what they need has arrived, matmuls in as few GEMMs as possible.
+Tasks run in the order of the plan. Loose tasks (the adaptive policy, `plan.adaptive`) run as soon
+as their inputs have arrived, matmuls in as few GEMMs as possible.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from weft.timeline import COMPUTE
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Tasks that run as they become ready. needs: by task, the tasks of the stretch before it."""
+    """Tasks that run as soon as they are ready. needs: the dependencies of a task in the
+    stretch."""
 
     tasks: dict[int, Loose]
     needs: dict[int, frozenset[int]]
@@ -33,7 +34,7 @@ Part = AnyTask | Stretch
 
 def parts_of(plan: Plan, rank: int) -> list[Part]:
     """The compute lane of a rank, in the order in which it runs: single tasks, and stretches of
-    loose tasks. Loose tasks that wait for nothing are ready together, so their GEMMs are fixed
+    loose tasks. Loose tasks without waits are ready together, so their GEMMs are determined
     here."""
     runs: list[AnyTask | list[AnyTask]] = []
     for task in plan.lanes.get((rank, COMPUTE), ()):
@@ -71,7 +72,7 @@ def _stretch(plan: Plan, tasks: Sequence[AnyTask]) -> Stretch:
 
 
 def _pieces(tasks: Sequence[AnyTask]) -> Iterable[AnyTask]:
-    """The GEMMs that the adaptive policy makes of tasks that are all ready."""
+    """The GEMMs into which the adaptive policy merges tasks that are all ready."""
     left: dict[int, Any] = {task.id: task for task in tasks}
     while left:
         run = largest_run(list(left.values()))

@@ -1,15 +1,15 @@
-"""Strategies on a host: where its threads run, and how much they count.
+"""Strategies on a host: the cores and priorities of its threads.
 
-A rank computes on one thread (or a few) and has an engine thread per peer. Beside a strategy's
-engine, which spins (`cores`) or sleeps (`dma`) while its link is busy:
+A rank computes on one thread (or a few) and has an engine thread per peer, which spins (`cores`) or
+sleeps (`dma`) while its link is busy. Beyond that:
 
-    prioritized     compute runs on a thread of the lowest priority, so that engines go first
-    partitioned:K   engines have the last K cores to themselves, compute shares the others
-    both            engines are confined to the last K cores; compute may go everywhere, behind them
-    dma+trimmed:K   compute goes without the last K of its rank's cores
+    prioritized     compute runs on a thread of the lowest priority, so that engines run first
+    partitioned:K   engines have the last K cores alone, compute has the others
+    both            engines have the last K cores; compute has all, with the lowest priority
+    dma+trimmed:K   compute does not use the last K of its rank's cores
 
-None of it needs a privilege: a thread that is to count less is a thread of its own, for a priority
-once given up does not come back.
+This needs no privilege. A thread cannot raise its priority again, so compute of the lowest priority
+has a thread of its own.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from weft.strategy import Strategy
 T = TypeVar("T")
 
 LOWEST = 19
-"""The nice value of a thread that all others come before."""
+"""The nice value of the lowest priority."""
 _TASKS = Path("/proc/self/task")
 _ENGINE = "weft-engine"
 
 
 class Placement:
-    """Places the threads of this rank for one strategy after the other. `cores` are those of all
-    ranks together; the rank's own are those it is confined to when this is made."""
+    """Places the threads of this rank for one strategy after the other. `cores` are the cores of
+    all ranks together; the rank's own are those to which it is confined when this is created."""
 
     def __init__(self, cores: Sequence[int]) -> None:
         self.cores = sorted(cores)
@@ -46,7 +46,7 @@ class Placement:
         self._engines: list[int] = []
 
     def impossible(self, strategy: Strategy) -> str | None:
-        """Why a strategy cannot be had with these cores; None where it can."""
+        """The reason why a strategy is not possible with these cores; None if it is."""
         if strategy.reserved >= len(self.cores):
             return (
                 f"{strategy.reserved} of {len(self.cores)} cores for engines leave none to compute"
@@ -56,7 +56,7 @@ class Placement:
         return None
 
     def run(self, strategy: Strategy, work: Callable[[], T]) -> T:
-        """Does the work with threads placed as the strategy says; they are put back after it."""
+        """Does the work with threads placed by the strategy, then moves them back."""
         reason = self.impossible(strategy)
         if reason is not None:
             raise Unsupported(f"{strategy} cannot be had here: {reason}")
@@ -103,7 +103,7 @@ class Placement:
             os.sched_setaffinity(0, self.own)
 
     def engines(self) -> list[int]:
-        """The engine threads of this process. They start when first used, and then stay."""
+        """The engine threads of this process. They start when first used, and do not end."""
         if not self._engines:
             self._engines = [
                 int(task.name)

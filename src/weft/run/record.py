@@ -1,4 +1,4 @@
-"""Recording: with it on, every task of every call becomes a span."""
+"""Recording: while it is active, every task of every call becomes a span."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Recording:
     _open: dict[int, Callable[[], Timeline | None]] = field(default_factory=dict, repr=False)
 
     def reserve(self, title: str, made: Callable[[], Timeline | None]) -> None:
-        """A place for a call that goes on in the background, empty until `made` gives its timeline:
-        so the calls of all ranks are in the same order, whichever end first."""
+        """Reserves the place of a background call, which is empty until `made` returns its
+        timeline. So the calls of all ranks are in the same order, whichever ends first."""
         self._open[len(self.timelines)] = made
         self.timelines.append(Timeline((), title))
 
     def settle(self) -> None:
-        """Fills the places of those calls that are over by now."""
+        """Fills the reserved places of calls that have ended."""
         for place, made in list(self._open.items()):
             timeline = made()
             if timeline is not None:
@@ -34,7 +34,8 @@ class Recording:
                 del self._open[place]
 
     def gather(self, group: dist.ProcessGroup | None = None) -> list[Timeline]:
-        """The timelines of all ranks, merged call by call; every rank of the group must ask."""
+        """The timelines of all ranks, merged call by call. Every rank of the group must call
+        this."""
         self.settle()
         parts: list[Any] = [None] * dist.get_world_size(group)
         dist.all_gather_object(parts, self.timelines, group=group)
@@ -42,7 +43,7 @@ class Recording:
 
 
 active: Recording | None = None
-"""The recording that is on, if any."""
+"""The active recording, if any."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What is remembered of a group between calls: prepared plans, known calls, decisions."""
+"""What a group keeps between calls: prepared plans, known calls, decisions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Runner:
-    """A plan made ready for this rank. why: the reason for its schedule, if rank 0's header gave
+    """A plan prepared for this rank. why: the reason for its schedule, if rank 0's header has
     one."""
 
     plan: Plan
@@ -31,7 +31,7 @@ class Runner:
 
 
 class Finished(NamedTuple):
-    """A call that is over; `weft.explain` puts it into words."""
+    """A call that has ended, for `weft.explain`."""
 
     plan: Plan
     rank: int
@@ -46,7 +46,7 @@ class Finished(NamedTuple):
 
 
 class Session:
-    """The memory of one fabric. It lives as long as the fabric is open."""
+    """The state of one fabric above it. It exists as long as the fabric is open."""
 
     def __init__(self, fabric: Fabric) -> None:
         self.fabric = fabric
@@ -58,7 +58,8 @@ class Session:
         self._parts: dict[type, Any] = {}
 
     def keep(self, key: object, runner: Runner) -> None:
-        """Remembers a runner. The oldest goes when there are too many: every batch size has one."""
+        """Keeps a runner. Every batch size has one, so the oldest is dropped if there are too
+        many."""
         runners = self.runners
         runners.pop(key, None)
         if len(runners) >= MAX_RUNNERS:
@@ -79,7 +80,7 @@ class Session:
         return found
 
     def finished(self, runner: Runner, why: str, started: float, timeline: Timeline) -> float:
-        """Notes that a call is over; gives its seconds."""
+        """Keeps a call that has just ended, for `weft.explain`; returns its seconds."""
         ended = time.perf_counter()
         seconds, fabric = ended - started, self.fabric
         self.last = Finished(
@@ -90,7 +91,7 @@ class Session:
 
 _sessions: dict[int, Session] = {}
 _closed: list[Finished] = []
-"""The last call of groups that are closed by now."""
+"""The last call of groups that have been closed."""
 
 
 def of(fabric: Fabric) -> Session:
@@ -110,7 +111,7 @@ def _end(key: int) -> None:
 
 
 def last_finished() -> Finished | None:
-    """The last call of this process that was a plan."""
+    """The last call of a plan in this process."""
     found = [session.last for session in list(_sessions.values()) if session.last is not None]
     return max([*found, *_closed], key=_ended, default=None)
 

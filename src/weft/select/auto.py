@@ -1,9 +1,8 @@
-"""`schedule="auto"`: a fixed rule, a tuned result, or the rule on this machine's description.
+"""`schedule="auto"`: a fixed rule, a tuned result, or the heuristic for this machine.
 
-All ranks agree by construction: rank 0 of a group chooses, and its header carries the choice; every
-rank runs what that header carries. Only rank 0 reads tuned results, knows the machine and measures
-calls, so there is nothing on which ranks could differ. That every rank asks for "auto" is one of
-the things that all headers must have in common, or the call is a `Mismatch`.
+Rank 0 of a group chooses, its header carries the choice, and every rank runs that choice. Only rank
+0 reads tuned results, describes the machine and measures calls, so ranks cannot differ. All headers
+must ask for "auto", or the call is a `Mismatch`.
 """
 
 from __future__ import annotations
@@ -36,13 +35,14 @@ _IN_HEADER = Decision(AUTO, AUTO, None, "")
 
 
 class Auto:
-    """What is remembered of one group. `forced` is what `weft.tune` measures now."""
+    """The choices of one group. `forced` is the candidate that `weft.tune` measures now, and
+    `observer` receives its times."""
 
     def __init__(self, session: Session) -> None:
         self.fabric: Fabric = session.fabric
         self.mode = "auto"
         self.forced: Choice | None = None
-        self.heard: Callable[[Any, float], None] | None = None
+        self.observer: Callable[[Any, float], None] | None = None
         self.guards: dict[Hashable, Guard] = {}
         self._fixed: dict[Hashable, Decision | None] = {}
         self._settled: dict[Hashable, Decision] = {}
@@ -52,8 +52,8 @@ class Auto:
         self._met = False
 
     def meet(self) -> None:
-        """Opens the first auto call of a group: the ranks see that all of them make it, and measure
-        the machine together if rank 0 has no description of it yet."""
+        """Begins the first auto call of a group. The ranks check that all of them make it, and
+        calibrate together if rank 0 has no description of the machine yet."""
         if self._met or self.fabric.world == 1 or self.fabric.can.two_level:
             return
         wanted = self.fabric.rank == 0 and this_host.must_calibrate()
@@ -63,8 +63,8 @@ class Auto:
             self._machine = this_host.calibrate(self.fabric)
 
     def fixed(self, key: Hashable, operation: Callable[[], Any]) -> Decision | None:
-        """The decision of a fixed rule for the operation that `key` stands for; None if there is
-        something to choose."""
+        """The decision of a fixed rule for the operation with this key; None if no fixed rule
+        applies."""
         if self.fabric.link is not self._link:
             self._link = self.fabric.link
             self.forget()
@@ -83,11 +83,13 @@ class Auto:
         if self.fabric.rank != 0:
             return _IN_HEADER
         if self.forced is not None:
-            made, heard = operation(), self.heard
-            assert heard is not None
+            made, observer = operation(), self.observer
+            assert observer is not None
             refuses = getattr(made, "refuses", None)
             if refuses is None or refuses(self.forced.schedule) is None:
-                return Decision(AUTO, AUTO, None, "", self.forced.told, lambda s: heard(made, s))
+                return Decision(
+                    AUTO, AUTO, None, "", self.forced.in_header, lambda s: observer(made, s)
+                )
         found = self._settled.get(key)
         if found is not None:
             return found
@@ -101,14 +103,19 @@ class Auto:
             observe, share = guard.observe, guard.work / max(work, 1)
             if share != 1.0:
                 return Decision(
-                    AUTO, AUTO, None, "", guard.next.told, lambda seconds: observe(seconds * share)
+                    AUTO,
+                    AUTO,
+                    None,
+                    "",
+                    guard.next.in_header,
+                    lambda seconds: observe(seconds * share),
                 )
-            return Decision(AUTO, AUTO, None, "", guard.next.told, observe)
-        decision = self._settled[key] = Decision(AUTO, AUTO, None, "", guard.choice.told)
+            return Decision(AUTO, AUTO, None, "", guard.next.in_header, observe)
+        decision = self._settled[key] = Decision(AUTO, AUTO, None, "", guard.choice.in_header)
         return decision
 
     def set_mode(self, mode: str) -> None:
-        """What chooses where nothing is tuned: the rule, or simulating."""
+        """Sets what chooses if there is no tuned result: the heuristic, or simulation."""
         if mode not in MODES:
             raise Unsupported(
                 f"there is no way to select {mode!r}{nearest(mode, MODES)}; "
@@ -118,7 +125,7 @@ class Auto:
         self.forget()
 
     def forget(self) -> None:
-        """Chooses anew from now on, e.g. as something was tuned."""
+        """Drops all choices, e.g. because something was tuned."""
         self.guards.clear()
         self._fixed.clear()
         self._settled.clear()
@@ -126,7 +133,7 @@ class Auto:
 
     @property
     def machine(self) -> Machine:
-        """This machine, with the group's links."""
+        """The description of this machine, with the group's links."""
         if self._machine is None:
             self._machine = this_host.description()
         return this_host.with_link(self._machine, self.fabric.link)
@@ -150,8 +157,8 @@ class Auto:
             return Guard(Choice(_SERIAL, f"{unknown} to overlap"), watch=False)
 
     def _find(self, operation: Any) -> store.Answer | None:
-        """A tuned result. Which there are is looked up once, so that where there is none, as is
-        usual, a choice does not wait for a disk."""
+        """A tuned result, if there is one. The list of results is read once, so that a choice does
+        not wait for a disk in the usual case without any."""
         if self._tuned is None:
             self._tuned = store.listed()
         if not self._tuned:
@@ -161,7 +168,7 @@ class Auto:
 
 
 def of(session: Session) -> Auto:
-    """The memory of a group's choices."""
+    """The choices of a group."""
     return session.part(Auto, Auto)
 
 

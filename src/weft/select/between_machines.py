@@ -1,6 +1,6 @@
-"""`schedule="auto"` where some ranks are on other machines; the network needs no description.
+"""`schedule="auto"` if some ranks are on other machines. It needs no description of the network.
 
-`adaptive` is chosen unless there are too few rows to make two GEMMs of: each would read all of w.
+`adaptive` is chosen unless there are too few rows for two GEMMs, each of which would read all of w.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from weft.schedule import Schedule
 from weft.select.heuristic import Choice
 
 FEW_ROWS = 128
-"""Below so many rows to multiply on a rank, nothing is overlapped."""
+"""With fewer rows to multiply on a rank, nothing is overlapped."""
 
 _SERIAL, _ADAPTIVE = Schedule.parse("serial"), Schedule.parse("adaptive")
 
@@ -28,6 +28,6 @@ def choose(operation: Any) -> Choice:
 
 
 def _rows(operation: Any) -> int:
-    """The rows that the rank with most of them multiplies."""
+    """The largest number of rows that a rank multiplies."""
     tasks = operation.lower(_SERIAL).tasks
     return max((task.c.rows for task in tasks if isinstance(task, Matmul)), default=0)

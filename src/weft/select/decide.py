@@ -1,10 +1,10 @@
 """The one place that chooses a schedule for a call.
 
-A caller names a schedule (`decision.requested`), or leaves it to `auto`; then it is, in this order:
-what the environment names, a fixed rule (`fixed.py`), between machines a rule of its own
-(`between_machines.py`), a tuned result (`store.py`), or the rule on this machine's description
-(`heuristic.py`). A schedule that cannot be lowered is refused there, with the reason; nothing is
-replaced after the choice.
+A caller names a schedule (`decision.requested`) or leaves it to `auto`. Then these are asked in
+this order: the environment, a fixed rule (`fixed.py`), between machines a rule of its own
+(`between_machines.py`), a tuned result (`store.py`), and the heuristic for this machine
+(`heuristic.py`). A schedule that cannot be lowered is refused there, with the reason. A choice is
+never replaced afterwards.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ __all__ = [
 def decide(
     session: Session, name: str, key: Hashable, expected: Callable[[], Any], work: int = 1
 ) -> Decision:
-    """What `schedule="auto"` runs in a call of an operator, for sizes that `key` stands for.
+    """The decision for a call of an operator with `schedule="auto"`. `key` identifies its sizes.
 
-    expected: makes the operation where it is not known yet; where peers have other sizes than this
-    rank expects, it is near enough to choose by. All ranks call this at the same place, with
-    arguments that they accept: in the first call the ranks meet. work: what a call's time is in
-    proportion to, where one key stands for calls of several sizes.
+    expected: makes the operation if there is no decision for the key yet. If peers have other sizes
+    than this rank expects, it is near enough for a choice. All ranks call this at the same point,
+    with valid arguments, because the ranks meet in the first call. work: the time of a call is
+    proportional to it; needed if one key covers calls of several sizes.
     """
     memory, known = auto.of(session), (name, key)
     try:

@@ -1,9 +1,10 @@
-"""What a call is to run, and what the caller asked for."""
+"""The decision for a call: the schedule to run, and the one that was asked for."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import lru_cache
 from typing import NamedTuple
 
 from weft.errors import Unsupported
@@ -15,10 +16,11 @@ AnySchedule = Schedule | Strategy
 
 
 class Decision(NamedTuple):
-    """What a call is to run. `header` goes into every header, and must be the same in all.
+    """The schedule of a call. `header` goes into every header, and must be equal in all of them.
 
     asked: the schedule as the caller gave it. schedule: None if rank 0's header carries it.
-    chosen: what rank 0's header carries: the name of the schedule, and why.
+    chosen: the name of the schedule and the reason, for rank 0's header. observe: called with the
+    seconds of the call.
     """
 
     header: str
@@ -30,28 +32,29 @@ class Decision(NamedTuple):
 
 
 def requested(schedule: object) -> Decision | None:
-    """The schedule that the caller names, or the environment where the caller leaves it open; None
-    where it is to be chosen."""
-    if isinstance(schedule, Schedule):
-        return Decision(schedule.name, schedule.name, schedule, "asked for")
-    if not isinstance(schedule, str):
+    """The decision for a schedule that the caller names, or the environment if the caller asks for
+    "auto"; None if a schedule must be chosen."""
+    if schedule == AUTO:
+        named = os.environ.get("WEFT_SCHEDULE") or AUTO
+        return None if named == AUTO else _named(named, "WEFT_SCHEDULE is set")
+    if not isinstance(schedule, str | Schedule):
         raise Unsupported(
             f"schedule must be a name or a weft.Schedule, not {type(schedule).__name__}"
         )
-    why = "asked for"
-    if schedule == AUTO:
-        schedule, why = os.environ.get("WEFT_SCHEDULE") or AUTO, "WEFT_SCHEDULE is set"
-        if schedule == AUTO:
-            return None
-    parsed = Schedule.parse(schedule)
+    return _named(schedule, "asked for")
+
+
+@lru_cache(maxsize=1024)
+def _named(schedule: str | Schedule, why: str) -> Decision:
+    parsed = Schedule.parse(schedule) if isinstance(schedule, str) else schedule
     return Decision(parsed.name, parsed.name, parsed, why)
 
 
 def inherited(
     decision: Decision | None, refuses: Callable[[Schedule], str | None]
 ) -> Decision | None:
-    """For a gradient that inherits the schedule of its forward call: that schedule, or the nearest
-    one that the gradient has, with the reason."""
+    """The decision for a gradient, which inherits the schedule of its forward call. If the gradient
+    refuses that schedule, it is the nearest possible one, with the reason."""
     if decision is None or not isinstance(decision.schedule, Schedule):
         return decision
     reason = refuses(decision.schedule)
@@ -63,7 +66,7 @@ def inherited(
 
 
 def for_gradient(schedule: str) -> str:
-    """The schedule of a gradient whose forward call communicates from inside its kernel, which the
-    gradient cannot: chosen for it. Any other schedule is inherited."""
+    """The schedule of a gradient: that of its forward call, or "auto" if the forward call is
+    `in-kernel`, which the gradient cannot be."""
     inside = schedule != AUTO and Schedule.parse(schedule).fusion == "kernel"
     return AUTO if inside else schedule

@@ -1,6 +1,6 @@
-"""Choices that need no estimate: one schedule is right wherever its condition holds.
+"""Choices that need no estimate: one schedule is best whenever its condition holds.
 
-All ranks apply these rules by themselves, so a rule looks only at what is equal on all ranks.
+All ranks apply these rules by themselves, so a rule uses only what is equal on all ranks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SLICED = Schedule.parse("hetero-unfused-1d:8")
 
 
 def fixed(can: Capabilities, link: Link, operation: Any) -> Choice | None:
-    """The schedule of an operation where there is nothing to weigh; None where there is."""
+    """The schedule of an operation by a fixed rule; None if no rule applies."""
     if isinstance(operation, EmbeddingAllToAll):
         if operation.world == 1:
             return Choice(_SERIAL, "there is one rank")

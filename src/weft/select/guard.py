@@ -1,8 +1,8 @@
-"""The never-slower rule: the first calls of a shape try its choice against serial, and against what
-is of another kind and near, and the fastest stays.
+"""The guard: the first calls of a shape compare its choice with serial and with near rivals of
+other kinds, and the fastest is kept.
 
-Only rank 0 has a guard. What it wants next goes into its header, and every rank runs what that
-header says, so all of them switch at the same call.
+Only rank 0 has a guard. Its header carries the schedule of the next call, and every rank runs that
+schedule, so all ranks switch at the same call.
 """
 
 from __future__ import annotations
@@ -14,31 +14,31 @@ from statistics import mean, median
 from weft.select.heuristic import MOST_RIVALS, Choice
 
 TURNS = 3
-"""Turns of every arm: one after the other and again, so that a slow moment hits none alone."""
+"""Turns of every arm. The arms alternate, so that a slow moment does not affect only one."""
 CALLS = 5
 """Calls in a row of each turn."""
 UNCOUNTED = 2
-"""The first of them: they make plans, find peers that expected another arm, and touch the memory of
-both stages, which take turns."""
+"""The first calls of a turn, which do not count: they make plans, meet peers that expect another
+arm, and touch the memory of both stages."""
 
 MOST_CALLS = TURNS * CALLS * (2 + MOST_RIVALS)
-"""After so many calls it has settled."""
+"""The number of calls after which it has settled."""
 
 TOLERANCE = 0.03
-"""How much faster than the choice another must be measured, in most turns: less is noise."""
+"""How much faster than the choice another arm must be in most turns; less is noise."""
 
 
 class Guard:
-    """One shape of one group: what it runs next, and what was measured of it."""
+    """The guard of one shape of one group: its next schedule, and its measurements."""
 
     def __init__(self, choice: Choice, watch: bool = True) -> None:
         self.choice = choice
         self.settled = not watch or not (choice.rivals or choice.schedule != choice.serial)
         self._first = choice
         self._calls = 0
-        self.work = 1  # what the first call's time was in proportion to
+        self.work = 1  # of the first call: times are proportional to it
 
-    # What follows is made after the first call has ended, so that its choice does not wait for it.
+    # The following is computed after the first call, so that its choice does not wait for it.
 
     @cached_property
     def _arms(self) -> tuple[Choice, ...]:
@@ -53,7 +53,7 @@ class Guard:
 
     @property
     def next(self) -> Choice:
-        """What the next call is to run."""
+        """The choice for the next call."""
         if self.settled or self._calls < CALLS:
             return self.choice
         return self._arms[self._arm]
@@ -63,7 +63,7 @@ class Guard:
         return self._calls // CALLS % len(self._arms)
 
     def observe(self, seconds: float) -> None:
-        """Hears how long the call took that ran `next`."""
+        """Adds the seconds of the call that ran `next`."""
         if self.settled:
             return
         if self._calls % CALLS >= UNCOUNTED:
@@ -74,7 +74,8 @@ class Guard:
             self._settle()
 
     def _settle(self) -> None:
-        """Keeps the choice, unless another was faster in most turns: that noise seldom does."""
+        """Keeps the choice, unless another arm was faster in most turns, which noise seldom
+        causes."""
         self.settled = True
         medians = [[median(turn) for turn in turns] for turns in self._samples]
         gains = [median(map(truediv, medians[0], turns)) for turns in medians]

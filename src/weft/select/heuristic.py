@@ -1,7 +1,8 @@
-"""Chooses by the rule: a time for each candidate from static sizes and a machine, and the least.
+"""Chooses by the rule: it computes a time for each candidate from sizes and a machine, and takes
+the least.
 
 The rule itself is native/rule.cpp, which is short and meant to be read; docs/heuristic.md derives
-its terms. Nothing is simulated, and one rule serves all machines: what differs is their numbers.
+its terms. Nothing is simulated. One rule serves all machines; only their numbers differ.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ _ENGINES = ("dma", "cores", "direct")
 _FUSIONS = ("fused", "unfused", "adaptive")
 _SERIAL = Schedule.parse("serial@dma")
 _FEW_CHUNKS = Schedule.parse("adaptive:4@dma")
-"""Beside the candidates of `Schedule.space`: adaptive with few chunks, where each costs much."""
+"""An extra candidate: adaptive with few chunks, for machines where each chunk costs much."""
 
 MARGIN = 0.01
-"""What overlapping must promise over serial: less is within what the rule may err by."""
+"""The predicted gain over serial that overlap needs; less is within the error of the rule."""
 ADAPTIVE_MARGIN = 0.12
-"""The same for adaptive, whose pieces depend on arrivals, so that the rule has only their mean."""
+"""The same for adaptive, whose pieces depend on arrivals, so that the rule knows only a mean."""
 PASSING_MARGIN = 0.12
-"""The same where sums are passed on to all: they meet products that are still on their way."""
+"""The same if sums are sent on to all ranks: they share links with products."""
 RIVAL = 1.3
-"""Candidates of another kind that the rule puts within this of its choice are named with it, for
-a guard to try."""
+"""Candidates of another kind are rivals, for the guard to try, if the rule predicts at most this
+many times the time of its choice."""
 
 MOST_RIVALS = 2
 
@@ -46,8 +47,8 @@ PAPER = tuple(
 
 @dataclass(frozen=True)
 class Choice:
-    """A schedule, in words why it is this one, and what is to be tried against it: the best
-    serial, and rivals of other kinds that are not far behind."""
+    """A schedule, the reason for it, and what the guard compares it with: the best serial schedule,
+    and rivals of other kinds."""
 
     schedule: Schedule
     why: str
@@ -55,8 +56,8 @@ class Choice:
     rivals: tuple[Schedule, ...] = field(default=())
 
     @cached_property
-    def told(self) -> tuple[str, str]:
-        """The choice as a header tells it."""
+    def in_header(self) -> tuple[str, str]:
+        """The choice as a header carries it."""
         return self.schedule.name, self.why
 
 
@@ -77,7 +78,7 @@ def choose(machine: Machine, operation: Any) -> Choice:
 def estimates(
     machine: Machine, operation: Any, schedules: Sequence[Schedule] | None = None
 ) -> dict[Schedule, float]:
-    """The seconds that the rule gives the candidates (by default all that there are)."""
+    """The seconds that the rule predicts for the candidates (by default for all)."""
     sizes = sizes_of(operation)
     table = _table(sizes.world, sizes.form)
     if schedules is not None:
@@ -86,25 +87,25 @@ def estimates(
 
 
 def least(seconds: Mapping[Schedule, float]) -> Schedule:
-    """The candidate with the least time, among those that promise enough over serial."""
+    """The candidate with the least time, among those whose gain over serial exceeds the margin."""
     table = _table_of(tuple(seconds))
     return table.schedules[_least(table, list(seconds.values()))]
 
 
 def candidates(world: int, form: int = GATHER) -> tuple[Schedule, ...]:
-    """The schedules to choose from; which they are depends on the world, and on whether the
-    gathered rows are the K of the product, where sums must have a fixed order. Of equal ones the
-    first is chosen, so adaptive comes before what it could also be called."""
+    """The schedules to choose from. They depend on the world, and on whether the gathered rows are
+    the K of the product, where sums must have a fixed order. Of equal candidates the first is
+    chosen, so adaptive comes before schedules that are equal to it."""
     return _table(world, form).schedules
 
 
 class _Table(NamedTuple):
-    """Candidates, and what of them does not depend on sizes, by their place in the table: a choice
-    must not spend its time on looking schedules up."""
+    """Candidates, and everything about them that does not depend on sizes, by index. This keeps a
+    choice fast."""
 
     schedules: tuple[Schedule, ...]
     serial: tuple[int, ...]
-    shares: tuple[float, ...]  # of serial's time, that a candidate must stay below
+    shares: tuple[float, ...]  # the share of serial's time that a candidate must stay below
     kinds: tuple[str, ...]
     points: list[_rule.Candidate]
 
@@ -134,7 +135,7 @@ def _table_of(schedules: tuple[Schedule, ...], margin: float = 0.0) -> _Table:
 
 def _margin(schedule: Schedule) -> float:
     if schedule.engine == "direct":
-        return 0.0  # nothing is moved, so that nothing can come late
+        return 0.0  # nothing is moved, so nothing can arrive late
     return ADAPTIVE_MARGIN if schedule.fusion == "adaptive" else MARGIN
 
 
@@ -149,7 +150,7 @@ def _kind(schedule: Schedule) -> str:
 def _seconds(machine: Machine, sizes: Sizes, table: _Table) -> list[float]:
     form, world, m, rows, columns, k, dtype, cuts = sizes
     if min(rows, k, sum(columns)) <= 0:
-        # With nothing to multiply there is nothing to hide anything behind.
+        # Without a product, nothing can hide communication.
         return [float(kind != "serial") for kind in table.kinds]
     rule = numbers(machine, world, dtype)
     return rule.seconds(table.points, form, world, m, rows, columns, k, cuts)
@@ -165,8 +166,8 @@ def _least(table: _Table, seconds: Sequence[float]) -> int:
 
 
 def _rivals(table: _Table, seconds: Sequence[float], best: int) -> list[int]:
-    """The least of every other kind, where it is near: in place, adaptive, cut into fixed steps.
-    What is of one kind differs by less, and the rule tells it apart well."""
+    """The best candidate of every other kind (in place, adaptive, cut into fixed steps), if it is
+    near. Candidates of one kind differ less, and the rule orders them well."""
     most = RIVAL * seconds[best]
     leading: dict[str, int] = {}
     for i, kind in enumerate(table.kinds):
@@ -206,8 +207,8 @@ def _why(machine: Machine, table: _Table, seconds: Sequence[float], best: int) -
 
 def paper(machine: Machine, operation: AllGatherMatmul) -> Schedule:
     """A rule of the kind that FiCCO describes, over its four schedules: M against K, the chunk's
-    op-to-byte ratio against the machine's balance, communication against compute. Our reading of
-    what its features must be; it is here so that the rule above has something to stand beside."""
+    op-to-byte ratio against the machine's balance, communication against compute. It is our
+    interpretation of the paper, for comparison with the rule above."""
     uniform_1d, hetero_fused, hetero_unfused, uniform_2d = PAPER
     world, m, k = operation.world, operation.m, operation.k
     n = sum(max(operation.columns, key=sum))

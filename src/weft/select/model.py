@@ -1,4 +1,4 @@
-"""Chooses by simulating: for when milliseconds are free, and the rule's small errors are not."""
+"""Chooses by simulation: slower than the rule, but without its small errors."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from weft.select.heuristic import Choice, estimates
 from weft.simulate import run
 
 BOUND = 1.25
-"""Candidates that the rule puts this far behind its best are not simulated."""
+"""Candidates with more than this many times the least predicted time are not simulated."""
 
 
 @lru_cache(maxsize=1024)
 def choose(machine: Machine, operation: Any) -> Choice:
-    """The candidate that simulates fastest, among those that the rule does not rule out."""
+    """The candidate with the least simulated time, among those that the rule does not exclude."""
     predicted = estimates(machine, operation)
     most = min(predicted.values()) * BOUND
     seconds: dict[Schedule, float] = {}

@@ -1,4 +1,4 @@
-"""What the rule takes from a machine's description, worked out once for a world and a dtype."""
+"""The numbers of a machine for the rule, computed once for a world and a dtype."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from weft.simulate.cost.rates import TRUST_DISTANCE, corrections
 
 _DRIVERS = ("dma", "cores")
 MOST_BUSY = 0.95
-"""Share of a core that copies take at most: compute always gets a turn."""
+"""The largest share of a core that copies take: compute always gets some time."""
 
 
 @lru_cache(maxsize=256)
 def numbers(machine: Machine, world: int, dtype: str) -> _rule.Machine:
-    """The machine as the rule sees it."""
+    """The numbers of a machine for the rule."""
     links, launch, memory = machine.links, machine.launch, machine.memory
     peers = max(1, world - 1)
     element, result = DTYPES[dtype]
@@ -33,7 +33,7 @@ def numbers(machine: Machine, world: int, dtype: str) -> _rule.Machine:
     else:
         by_engines, by_cores = (_on_host(machine, machine.host, world, e) for e in _DRIVERS)
         if not _linked(machine):
-            one_peer = inf  # a peer's memory is as near as a rank's own
+            one_peer = inf  # the memory of a peer is as fast as a rank's own
     return _rule.Machine(
         gemms=gemms(machine, dtype, _share_of_core(machine, world)),
         dma=by_engines,
@@ -44,13 +44,13 @@ def numbers(machine: Machine, world: int, dtype: str) -> _rule.Machine:
         latency=memory.latency,
         bandwidth=bandwidth_of(machine),
         decision=launch.decision,
-        # What waits for nothing is merged when a host's plan is made ready, not in a call.
+        # On a host, tasks without waits are merged when the plan is prepared, not in a call.
         decision_in_place=launch.decision if machine.host is None else 0.0,
         # A host's own description has no launches: its calls are what they are.
         host=launch.host if machine.host is None else 0.0,
         reach=links.latency,
         one_peer=one_peer,
-        # All ranks that read the same peer share what leaves it.
+        # All ranks that read the same peer share its outgoing bandwidth.
         from_same=one_peer / (peers if links.topology == "switch" else 1),
         in_place=contention(machine, "direct", world).share,
         full=links.out_of_device(max(2, world)),
@@ -105,7 +105,7 @@ def _by_cores(machine: Machine, world: int, left: int) -> _rule.Moving:
 
 
 def _on_host(machine: Machine, host: Host, world: int, driver: str) -> _rule.Moving:
-    """On a host, whatever copies is a thread of the rank, and takes its core's time."""
+    """On a host a copy runs on a thread of the rank, and takes time of its core."""
     engines, links, peers = machine.engines, machine.links, max(1, world - 1)
     copying = engines.bandwidth * _share_of_core(machine, world)
     alone, rate = copying, copying / peers
@@ -114,14 +114,14 @@ def _on_host(machine: Machine, host: Host, world: int, driver: str) -> _rule.Mov
         alone, rate = min(alone, links.to_one_peer()), min(rate, _each_of_all(machine, world))
         waits = links.latency
         if driver == "dma":
-            waits += host.nap + engines.release  # it slept, and wakes up
+            waits += host.nap + engines.release  # the engine sleeps, and must wake up
     slowdown, late, each = 1.0, 0.0, 0.0
     if host.cores < 2 * world:
-        # Its thread takes the core from compute, and gives it back.
+        # The thread of a copy takes the core from compute, and gives it back.
         each = engines.release + engines.completion
         if driver == "cores" and _linked(machine):
             slowdown = 1.0 + peers  # each copy spins for as long as its link takes
-            late = host.slice / 2.0  # and sees its end when it has the core
+            late = host.slice / 2.0  # and sees its end only when it has the core
         else:
             naps = peers * host.nap / host.turn if _linked(machine) else 0.0
             slowdown = 1.0 / (1.0 - min(MOST_BUSY, peers * rate / copying + naps))
@@ -144,12 +144,12 @@ def _on_host(machine: Machine, host: Host, world: int, driver: str) -> _rule.Mov
 
 
 def _share_of_core(machine: Machine, world: int) -> float:
-    """What a rank has of a core, where ranks outnumber the cores of a host; else 1."""
+    """The share of a core that a rank has: below 1 if a host has fewer cores than ranks."""
     return 1.0 if machine.host is None else min(1.0, machine.host.cores / world)
 
 
 def _linked(machine: Machine) -> bool:
-    """Whether links are slower than a thread that copies: else they never are what limits."""
+    """Whether links are slower than a copying thread; otherwise they are never the limit."""
     return machine.links.to_one_peer() < machine.engines.bandwidth
 
 
@@ -159,10 +159,10 @@ def _units_left(machine: Machine, peers: int) -> int:
 
 
 def _each_of_all(machine: Machine, world: int) -> float:
-    """Bytes per second from each peer while all are read at once."""
+    """Bytes per second from each peer while all peers are read at once."""
     links, peers = machine.links, max(1, world - 1)
     if links.topology == "ring":
-        # On the shorter way round, a hop carries what starts up to half a ring before it.
+        # On the shorter path, a hop carries the traffic of up to half a ring.
         half = max(1, world // 2)
         return min(links.bandwidth / (half * (half + 1) / 2), links.total_bandwidth / peers)
     return min(links.to_one_peer(), links.out_of_device(max(2, world)) / peers)
@@ -180,9 +180,9 @@ def gemms(machine: Machine, dtype: str, share: float = 1.0) -> _rule.Gemms:
     element, result = DTYPES[dtype]
     if tiling is None:
         half = compute.saturation
-        assert half is not None, "a description has tiles or saturation; the loader sees to it"
+        assert half is not None, "the loader checks that a description has tiles or saturation"
         if machine.host is not None:
-            element = result = 0  # what memory costs is in the rates that were measured
+            element = result = 0  # the measured rates include memory
         axes, found = corrections(machine, dtype)
         return _rule.Rated(
             compute.rate[dtype] * share,

@@ -1,4 +1,4 @@
-"""What the rule asks of an operation: what it does first, and a few sizes of its busiest rank."""
+"""The sizes of an operation for the rule: its form, and a few sizes of its busiest rank."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from weft.plan.gather_contract import DEPTH, GatherContract
 from weft.schedule import Schedule
 
 GATHER, CONTRACT, SEND, SUM, SUM_EVERYWHERE = range(5)
-"""As native/rule.cpp has them."""
+"""The same numbers as in native/rule.cpp."""
 
 _ADAPTIVE = Schedule.parse("adaptive@dma")
 
@@ -21,8 +21,8 @@ class NoRule(Unsupported):
 
 
 class Sizes(NamedTuple):
-    """`m` rows in all, `rows` from or to one peer. `cuts`: the chunks that fixed schedules, those
-    that leave rows in place, and adaptive make of the latter where a name leaves it open."""
+    """`m` rows in all, `rows` from or to one peer. `cuts`: the default number of chunks of these
+    rows for fixed schedules, for schedules in place, and for adaptive."""
 
     form: int
     world: int

@@ -1,9 +1,9 @@
 """Results of `weft tune`, kept in the user's cache directory: one small file for each question.
 
 A question is a machine, an operation, a bucket of sizes, a dtype, a world, a link and a version of
-weft. As each has its own file, written beside it and then renamed, writers never wait for each
-other and readers see a whole answer, the old or the new one. A file that does not hold is set
-aside, with a warning, and asked for anew.
+weft. Each has a file of its own, which is written under another name and then renamed. So writers
+never wait for each other, and readers see a complete answer, the old or the new one. A damaged file
+is renamed, with a warning, and ignored.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from weft.select.sizes import sizes_of
 
 @dataclass(frozen=True)
 class Question:
-    """What an answer is kept for. Sizes are buckets: half octaves, so 1.4 times as much is next."""
+    """The key of an answer. Sizes are rounded to half octaves: the next one is 1.4 times as
+    large."""
 
     machine: str
     operation: str
@@ -48,13 +49,13 @@ class Question:
     @property
     def file(self) -> str:
         """The name of the answer's file."""
-        told = hashlib.blake2b(repr(self).encode(), digest_size=12).hexdigest()
-        return f"{self.operation}-{told}.json"
+        digest = hashlib.blake2b(repr(self).encode(), digest_size=12).hexdigest()
+        return f"{self.operation}-{digest}.json"
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The schedule that was fastest, with its seconds and those of serial."""
+    """The fastest schedule, with its seconds and those of serial."""
 
     schedule: Schedule
     seconds: float
@@ -62,7 +63,7 @@ class Answer:
 
 
 def folder() -> Path:
-    """Where answers are; it may not exist yet."""
+    """The folder of the answers; it may not exist yet."""
     return calibrated.cache() / "tuned"
 
 
@@ -75,7 +76,7 @@ def listed() -> frozenset[str]:
 
 
 def question(operation: Any, link: str, version: str) -> Question:
-    """The question that an operation asks on this machine."""
+    """The question of an operation on this machine."""
     sizes = sizes_of(operation)
     m, n, k = sizes.m, sum(sizes.columns), sizes.k
     return Question(
@@ -92,7 +93,7 @@ def question(operation: Any, link: str, version: str) -> Question:
 
 
 def keep(asked: Question, answer: Answer) -> Path:
-    """Writes an answer, whole or not at all."""
+    """Writes an answer atomically."""
     content = {
         "question": asdict(asked),
         "schedule": answer.schedule.name,
@@ -104,7 +105,7 @@ def keep(asked: Question, answer: Answer) -> Path:
 
 
 def find(asked: Question) -> Answer | None:
-    """The answer to a question, if there is one that holds."""
+    """The answer to a question; None if there is no valid one."""
     path = asked.path
     try:
         text = path.read_bytes()
@@ -142,7 +143,7 @@ def _set_aside(path: Path, error: Exception) -> None:
     try:
         os.replace(path, aside)
     except FileNotFoundError:
-        return  # another process has set it aside, and said so
+        return  # another process has renamed it, and warned
     except OSError:
         aside = path
     reason = str(error) or type(error).__name__
@@ -159,13 +160,13 @@ def _digest(content: object) -> str:
 
 
 def bucket(size: int) -> int:
-    """The size in the middle of the half octave around it; 0 stays 0."""
+    """The size rounded to half octaves; 0 stays 0."""
     return 0 if size < 1 else round(2.0 ** (round(2.0 * log2(size)) / 2.0))
 
 
 @lru_cache(maxsize=1)
 def this_machine() -> str:
-    """What this machine is to its results: its processor and how many cores there are."""
+    """The name of this machine in results: its processor and its number of cores."""
     model = platform.processor() or platform.machine()
     with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:
         model = next((line.split(":", 1)[1] for line in file if "model name" in line), model)

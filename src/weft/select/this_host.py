@@ -1,4 +1,4 @@
-"""This machine, as the choice of a schedule sees it: calibrated once, or a default description."""
+"""The description of this machine for the choice of a schedule: calibrated once, or a default."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from weft.fabric.link import Link
 from weft.machine import Machine, load
 
 calibrator: Callable[[Fabric], Machine] | None = None
-"""Describes this machine with the ranks of a group, in at most two seconds, and keeps the result;
-collective. Set by whoever can: measuring is the business of a layer above this one."""
+"""Describes this machine with the ranks of a group, in at most two seconds, and keeps the result.
+All ranks call it together. A layer above sets it, because this layer cannot measure."""
 
 
 def must_calibrate() -> bool:
-    """Whether this machine has no description yet, and may be measured for one."""
+    """Whether this machine has no description yet, and calibration is allowed."""
     if calibrator is None or os.environ.get("WEFT_CALIBRATE", "1") == "0":
         return False
     try:
@@ -30,13 +30,13 @@ def must_calibrate() -> bool:
 
 
 def calibrate(fabric: Fabric) -> Machine:
-    """Describes this machine; all ranks of the group call it."""
+    """Describes this machine. All ranks of the group call this together."""
     assert calibrator is not None, "rank 0 asks for it only where there is one"
     return calibrator(fabric)
 
 
 def description() -> Machine:
-    """This machine as calibrated, or as machines of its kind are."""
+    """The calibrated description of this machine, or the default one."""
     if os.environ.get("WEFT_CALIBRATE", "1") != "0":
         try:
             return load("cpu")
@@ -47,13 +47,13 @@ def description() -> Machine:
 
 @lru_cache(maxsize=1)
 def default() -> Machine:
-    """The description that stands in where there was no calibration."""
+    """The default description, for machines that were not calibrated."""
     return load(Path(__file__).with_name("host.toml"))
 
 
 @lru_cache(maxsize=256)
 def with_link(machine: Machine, link: Link) -> Machine:
-    """The machine with a group's links: as they are, or paced."""
+    """The machine with a group's links: those of the description, or paced ones."""
     links = replace(machine.links, topology=link.topology, latency=link.latency)
     if link.bandwidth is not None:
         # Every link has the rate, and a port of a switch is a link; a mesh has no other limit.

@@ -1,8 +1,8 @@
 """`weft.tune(fn)`: measures every candidate in the calls that `fn` makes, and keeps the fastest.
 
-Rank 0 names the candidate, as it names any choice, so `fn` is called as it is: on all ranks, the
-same number of times. Candidates take their turns in rounds, so that a slow moment of the machine
-hits none of them alone.
+Rank 0 chooses the candidate, as it makes every choice. `fn` is not changed, and is called on all
+ranks the same number of times. Candidates take turns in rounds, so that a slow moment of the
+machine does not affect only one of them.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ def tune(
 ) -> dict[str, str]:
     """Finds the fastest schedule for every `schedule="auto"` call that fn makes on a group.
 
-    All ranks of the group call it with an fn that makes the same calls. The results are kept, and
-    used by `schedule="auto"` from then on, here and in later processes on this machine.
+    All ranks of the group call it, with an fn that makes the same calls. The results are kept, and
+    `schedule="auto"` uses them from then on, in this and in later processes on this machine.
 
     Args:
         fn: makes weft calls, e.g. one forward pass; called many times.
         repeat: measured calls of every candidate.
-        report: hears the share that is done, and what is being measured.
+        report: called with the share that is done, and the candidate that is measured.
 
     Returns:
         The schedule found for every operation, by its label; the same on every rank.
@@ -63,29 +63,29 @@ def tune(
             for index, schedule in enumerate(space):
                 if report is not None:
                     report((number + index / len(space)) / repeat, str(schedule))
-                # The first call of a turn makes plans, and finds peers that expect another one.
+                # The first call of a turn makes plans, and meets peers that expect another one.
                 for counts in (False, True):
                     memory.forced = Choice(schedule, "being tuned")
-                    memory.heard = _hearing(samples, schedule) if counts else _deaf
+                    memory.observer = _observer(samples, schedule) if counts else _ignore
                     fn()
     finally:
-        memory.forced = memory.heard = None
+        memory.forced = memory.observer = None
     return _keep(fabric, memory, samples)
 
 
-def _hearing(samples: Samples, schedule: Schedule) -> Callable[[Any, float], None]:
-    def hear(operation: Any, seconds: float) -> None:
+def _observer(samples: Samples, schedule: Schedule) -> Callable[[Any, float], None]:
+    def observe(operation: Any, seconds: float) -> None:
         samples.setdefault(operation, {}).setdefault(schedule, []).append(seconds)
 
-    return hear
+    return observe
 
 
-def _deaf(operation: Any, seconds: float) -> None:
+def _ignore(operation: Any, seconds: float) -> None:
     """A call that does not count."""
 
 
 def _keep(fabric: Fabric, memory: auto.Auto, samples: Samples) -> dict[str, str]:
-    """Rank 0 keeps what was found, and tells the others."""
+    """Stores the results on rank 0, and sends them to all ranks."""
     found: dict[str, str] = {}
     failure = ""
     if fabric.rank == 0:
@@ -98,19 +98,19 @@ def _keep(fabric: Fabric, memory: auto.Auto, samples: Samples) -> dict[str, str]
         except Error as error:
             failure = str(error)
     memory.forget()
-    told: list[Any] = [found, failure]
+    shared: list[Any] = [found, failure]
     first = dist.get_global_rank(fabric.group, 0)
-    dist.broadcast_object_list(told, src=first, group=fabric.group)
-    if told[1]:
-        raise Unsupported(told[1])
-    if not told[0]:
+    dist.broadcast_object_list(shared, src=first, group=fabric.group)
+    if shared[1]:
+        raise Unsupported(shared[1])
+    if not shared[0]:
         raise Unsupported('nothing was tuned: fn makes no weft call with schedule="auto"')
-    tuned: dict[str, str] = told[0]
+    tuned: dict[str, str] = shared[0]
     return tuned
 
 
 def answer_of(measured: dict[Schedule, list[float]]) -> store.Answer:
-    """The schedule with the least median; serial where nothing is measurably faster."""
+    """The schedule with the least median; serial if nothing is measurably faster."""
     median = {schedule: statistics.median(values) for schedule, values in measured.items()}
     serial = min((s for s in median if s.serial), key=median.__getitem__)
     best = min(median, key=median.__getitem__)

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from weft.machine import Machine
 from weft.plan.concurrent import Concurrent
 from weft.plan.tasks import AnyTask, Copy, Matmul, Plan
-from weft.simulate.cost.collective import bandwidth_by_cores, collective
+from weft.simulate.cost.collective_cost import bandwidth_by_cores, collective
 from weft.simulate.cost.gemm import SPREAD, GemmCost, gemm
 from weft.simulate.demand import Kernel, Transfer
 from weft.simulate.events import Events

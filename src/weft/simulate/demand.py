@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import sqrt
 
+from weft.dtype import rated
 from weft.machine import DTYPES, Machine
 from weft.plan.tasks import (
     AnyTask,
@@ -268,7 +269,7 @@ class Demands:
         found = self._loads.get((rank, dtype))
         if found is None:
             flops = sum(num_flops(t) for t in self.plan.tasks if t.rank == rank)
-            found = self._loads[(rank, dtype)] = flops / self.machine.compute.rate[dtype]
+            found = self._loads[(rank, dtype)] = flops / self.machine.compute.rate[rated(dtype)]
         return found
 
 

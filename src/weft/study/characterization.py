@@ -18,12 +18,12 @@ from itertools import product
 from math import ceil
 from typing import Any
 
+from weft.dtype import ITEM_BYTES, NARROW, accumulator
 from weft.machine import Machine
 from weft.measure.launch import Report
-from weft.operation import ITEM_BYTES, split
+from weft.operation import split
 from weft.plan.all_gather_matmul import AllGatherMatmul
 from weft.plan.builder import Builder
-from weft.plan.gathering import HALF
 from weft.plan.tasks import Plan, Region
 from weft.schedule import Schedule
 from weft.simulate import run
@@ -146,8 +146,10 @@ def cut_plan(shape: Shape, axis: str, pieces: int) -> Plan:
             )
         return builder.plan()
     sums = c
-    if shape.dtype in HALF:
-        sums = builder.add_buffer("sums", 0, shape.m, shape.n, "workspace", "float32")
+    if shape.dtype in NARROW:
+        sums = builder.add_buffer(
+            "sums", 0, shape.m, shape.n, "workspace", accumulator(shape.dtype)
+        )
     for start, columns in pieces_of(shape.k, pieces):
         block = Region(0, "a", 0, shape.m, start, columns)
         slab = b.rows_of(start, columns)

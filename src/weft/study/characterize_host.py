@@ -16,10 +16,10 @@ from math import ceil
 import torch
 import torch.distributed as dist
 
+from weft.dtype import ITEM_BYTES
 from weft.fabric import Fabric, Link, of
 from weft.fabric.host.probe import EngineCopies, Strip
 from weft.measure.launch import Report, launch
-from weft.operation import ITEM_BYTES
 from weft.study.characterization import (
     CUTS,
     DRIVERS,

@@ -78,7 +78,7 @@ def explore_plans(
             " ask for a --collective or a --workload on larger clusters"
         )
     columns = -(-shape.n // world)
-    operation: Plannable = find(name).of(shape.m, columns, shape.k, world, shape.dtype)
+    operation = shape.operation(find(name), columns, world)
     serials = {
         schedule: run_plan(operation.lower(schedule), cluster)
         for schedule in (Schedule.parse("serial@dma"), Schedule.parse("serial@cores"))

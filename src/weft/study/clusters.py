@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from weft.machine import Cluster, cluster_from_table, load_cluster, measurements
+from weft.plan.collective import UNROOTED
 from weft.simulate.cluster import Answer, ask, together
 
 GIB = 1 << 30
 INSIDE = ("mesh", "switch", "ring")
 BETWEEN = ("switch", "fat_tree", "ring", "torus")
 NODES = (1, 2, 4, 16)
-KINDS = ("all_gather", "all_to_all", "reduce_scatter", "all_reduce")
 LARGE = 16 * GIB
 """Bytes that are so many that latency does not matter."""
 
@@ -52,7 +52,7 @@ def near_the_bound() -> Iterator[Answer]:
             for nodes in NODES:
                 if nodes == 1 and between != BETWEEN[0]:
                     continue  # a single node has no network
-                for kind in KINDS:
+                for kind in UNROOTED:
                     yield ask(sample(inside, between, nodes), kind, LARGE)[0]
 
 
@@ -148,6 +148,6 @@ def how_long(nodes: int) -> float:
     """The seconds to simulate all collectives with all algorithms on `nodes` nodes of 8 devices."""
     cluster = load_cluster("mi300x").with_nodes(nodes)
     start = time.process_time()  # other processes may share the cores
-    for kind in KINDS:
+    for kind in UNROOTED:
         ask(cluster, kind, GIB)
     return time.process_time() - start

@@ -1,9 +1,9 @@
-"""How much would overlap give, under which schedule, and why: shapes x schedules, simulated.
+"""Explores how much overlap gives, under which schedule, and why: simulates shapes x schedules.
 
-For every shape there are four times. `compute` and `communication` are each simulated alone,
-`serial` is one after the other, and `ideal` is the longer of the two. Serial is whichever is faster
-of gathering with copy engines and gathering with cores: a schedule is credited for overlapping,
-never for having the better engine.
+Every shape has four times. `compute` and `communication` are each simulated alone, `serial` is one
+after the other, and `ideal` is the longer of the two. Serial is the faster one of gathering with
+copy engines and gathering with cores. So a schedule gains only by overlapping, not by a better
+engine.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from weft.study.scenarios import Shape
 from weft.timeline import Timeline, percent_of_ideal
 
 Progress = Callable[[int, int, str], None]
-"""Called with how many scenarios are done, of how many, and which one is next."""
+"""A progress callback: the number of finished scenarios, of all, and the next one."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Outcome:
 class Scenario:
     """One shape: its four times in seconds, and every schedule that fits the machine.
 
-    `refused` has the schedules that do not, with the reason.
+    refused: the schedules that do not fit, with the reason.
     """
 
     shape: Shape
@@ -63,7 +63,7 @@ class Scenario:
         return min(self.outcomes, key=lambda outcome: outcome.seconds)
 
     def outcome(self, schedule: Schedule | str) -> Outcome:
-        """What a schedule gave here."""
+        """The outcome of a schedule."""
         wanted = Schedule.parse(schedule) if isinstance(schedule, str) else schedule
         for outcome in self.outcomes:
             if outcome.schedule == wanted:
@@ -92,7 +92,7 @@ class Exploration:
         raise Unsupported(f"there is no scenario {label!r}")
 
     def timeline(self, label: str, schedule: Schedule | str) -> Timeline:
-        """The timeline behind an outcome. Simulated anew: it takes less than it takes to keep."""
+        """The timeline of an outcome. It is simulated again, which is cheaper than keeping it."""
         scenario = self.scenario(label)
         plan = scenario.operation.lower(scenario.outcome(schedule).schedule)
         return run(plan, self.machine).timeline()
@@ -110,10 +110,10 @@ def explore(
     schedules: Sequence[Schedule] | None = None,
     progress: Progress | None = None,
 ) -> Exploration:
-    """Simulates schedules (by default `Schedule.space`) of an operation for every shape.
+    """Simulates schedules (default: `Schedule.space`) of an operation for every shape.
 
     Shapes are unsharded: every rank has N / world columns of B, rounded up. A schedule whose
-    workspace does not fit is left out with the reason; a shape that does not fit is an error.
+    workspace does not fit is left out, with the reason. A shape that does not fit is an error.
     """
     if world < 1:
         raise Unsupported(f"there must be at least 1 rank, not {world}")
@@ -126,7 +126,7 @@ def explore(
             if progress is not None:
                 progress(number, len(shapes), shape.label)
             columns = -(-shape.n // world)
-            operation: Plannable = kind.of(shape.m, columns, shape.k, world, shape.dtype)
+            operation = shape.operation(kind, columns, world)
             try:
                 scenarios.append(_explore(machine, operation, shape, schedules))
             except Unsupported as error:
@@ -138,8 +138,8 @@ def explore(
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Pauses the collector of cycles. Plans and simulations are large and have none, so that it
-    would walk through a growing heap again and again, for nothing."""
+    """Pauses the garbage collector. Plans and simulations are large but have no reference cycles,
+    so that it would scan a growing heap for nothing."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -193,7 +193,7 @@ def _explore(
 
 
 def _only_copies(plan: Plan) -> Plan:
-    """The communication of a plan alone."""
+    """The communication of a plan, without its compute."""
     copies = [task for task in plan.tasks if isinstance(task, Copy)]
     ids = {task.id: number for number, task in enumerate(copies)}
     tasks: list[AnyTask] = [

@@ -16,7 +16,7 @@ HEAVY = 0.7
 
 
 @dataclass(frozen=True)
-class Story:
+class FiccoEvaluation:
     """The 16 scenarios on a full mesh and on a switch."""
 
     mesh: Exploration
@@ -72,7 +72,7 @@ class Story:
         return {name: count for name, count in found.items() if count}
 
 
-def tell(report: Callable[[float, str], None] | None = None) -> Story:
+def evaluate(report: Callable[[float, str], None] | None = None) -> FiccoEvaluation:
     """Explores the scenarios on both machines."""
     found = []
     for number, name in enumerate(("mi300x", "h100")):
@@ -84,7 +84,7 @@ def tell(report: Callable[[float, str], None] | None = None) -> Story:
                 report((number + done / of) / 2, f"{label} on {name}")
 
         found.append(explore(load(name), "all_gather_matmul", ficco(), 8, progress=progress))
-    return Story(*found)
+    return FiccoEvaluation(*found)
 
 
 def best_fixed(scenario: Scenario) -> Outcome:

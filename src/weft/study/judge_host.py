@@ -26,7 +26,7 @@ from weft.ops.all_gather_matmul import all_gather_matmul
 from weft.plan.all_gather_matmul import AllGatherMatmul
 from weft.plan.tasks import Copy
 from weft.run import session as sessions
-from weft.run.explain import explain
+from weft.run.explain import explain_plan
 from weft.schedule import Schedule
 from weft.select import auto
 from weft.select.guard import MOST_CALLS
@@ -93,8 +93,9 @@ def _verdict(drawn: Drawn) -> Verdict:
     memory.mode = "heuristic"  # not what was tuned: that would be looking up the answer
     for _ in range(MOST_CALLS + 1):
         call("auto")()
-    explanation = explain()
-    assert explanation is not None
+    explained = explain_plan()
+    assert explained is not None
+    explanation = explained[1]
     among = candidates(operation.world)
     settled = Schedule.parse(explanation.schedule)
     choices = {**chosen(memory.machine, operation, among), "heuristic": settled}

@@ -10,7 +10,7 @@ from weft.errors import Unsupported
 
 
 class NotInstalled(Unsupported, ImportError):
-    """Triton is not there."""
+    """Triton is not installed."""
 
 
 try:

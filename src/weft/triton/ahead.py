@@ -1,4 +1,5 @@
-"""Compiles the kernels for GPUs that need not be here, and reads what the machine code takes."""
+"""Compiles the kernels for GPUs without having them, and reads the resources of the machine
+code."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from triton.compiler import ASTSource
 
 from weft.errors import Unsupported, nearest
 from weft.triton.gemv_all_reduce import GPU_TILES
-from weft.triton.jit import Kernel
+from weft.triton.jit import JitKernel
 from weft.triton.kernels.all_gather_gemm import all_gather_gemm
 from weft.triton.kernels.embedding_all_to_all import embedding_all_to_all
 from weft.triton.kernels.gemm_all_to_all import gemm_all_to_all
@@ -35,7 +36,7 @@ TARGETS = {
 }
 """MI300X, MI355X, H100, B200."""
 
-KERNELS: dict[str, Kernel] = {
+KERNELS: dict[str, JitKernel] = {
     "embedding_all_to_all": embedding_all_to_all,
     "gemv_all_reduce": gemv_all_reduce,
     "gemm_all_to_all": gemm_all_to_all,
@@ -56,13 +57,13 @@ _OTHER_POINTERS = {
 _ALIGNED = frozenset(
     {"N", "K", "x_stride", "w_stride_k", "shard_stride", "gathered_stride", "out_stride"}
 )
-"""Sizes that are multiples of 16 in the calls that are compiled for here, as real layers have
-them; a launch with other sizes compiles its own version."""
+"""Sizes that are assumed to be multiples of 16, as in usual layers. A launch with other sizes
+compiles a version of its own."""
 
 
 @dataclass(frozen=True)
 class Build:
-    """A kernel compiled for a target: its assembly, and what a program of it takes."""
+    """A kernel compiled for a target: its assembly, and the resources of one program."""
 
     kernel: str
     target: str
@@ -72,7 +73,7 @@ class Build:
 
 
 def default_tiles(kernel: str, target: str, dtype: torch.dtype) -> Tiles:
-    """The tiles that a launch on such a GPU would have."""
+    """The tiles of a launch on such a GPU."""
     if kernel == "gemv_all_reduce":
         return GPU_TILES
     return Tiles(k=64 if dtype.itemsize == 2 else 32)
@@ -118,8 +119,8 @@ def _constants(tiles: Tiles) -> dict[str, Any]:
     }
 
 
-def _source(function: Kernel, dtype: torch.dtype, constants: dict[str, Any]) -> Any:
-    """The kernel with types for its arguments, as a launch with contiguous tensors has them."""
+def _source(function: JitKernel, dtype: torch.dtype, constants: dict[str, Any]) -> Any:
+    """The kernel with the types of its arguments in a launch with contiguous tensors."""
     signature: dict[str, str] = {}
     for name in inspect.signature(function.fn).parameters:
         if name in constants:
@@ -146,13 +147,13 @@ def _read_amdgcn(compiled: Any) -> tuple[int | None, int | None]:
         found = re.search(rf"^\s*\.{name}:\s*(\d+)", text, flags=re.MULTILINE)
         return int(found[1]) if found else None
 
-    # Scalar registers spill into lanes of vector registers, which that count has already.
+    # Scalar registers spill into lanes of vector registers, which are counted already.
     return number("vgpr_count"), number("vgpr_spill_count")
 
 
 def _read_cubin(compiled: Any) -> tuple[int | None, int | None]:
-    """Registers of a lane and bytes of stack, from cuobjdump where Triton brings it (NVIDIA's own
-    code assembler decides on both, so PTX does not tell)."""
+    """Registers of a lane and bytes of stack, from the cuobjdump of Triton, if there is one.
+    NVIDIA's assembler decides on both, so PTX does not contain them."""
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     if not tool.exists():
         return None, None

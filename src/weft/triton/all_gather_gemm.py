@@ -1,4 +1,4 @@
-"""`AllGatherGemm`: FiCCO in a single launch. Copy engines bring chunks; tiles wait for theirs."""
+"""`AllGatherGemm`: FiCCO in a single launch. Copy engines move chunks; tiles wait for theirs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from weft.errors import Unsupported
-from weft.triton.engines import Engines, engines_of
+from weft.triton.engines import KernelEngines, engines_of
 from weft.triton.kernels import all_gather_gemm as device
 from weft.triton.launch import Calls, Tiles, check_input, check_sizes
 from weft.triton.space import Space
@@ -21,8 +21,9 @@ class AllGatherGemm:
         dist.all_gather(list(x.tensor_split(world)), x_shard)
         y = x @ w
 
-    Every rank's rows come in `depth` chunks (as many as ranks, unless said), moved by copy engines:
-    native threads on the host, copy streams on a GPU. The rank's own rows are multiplied first.
+    The rows of every rank are moved in `depth` chunks (by default, as many as ranks) by copy
+    engines: native threads on the host, copy streams on a GPU. The rank's own rows are multiplied
+    first.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class AllGatherGemm:
         self._firsts = [rank * (rows // world) + min(rank, rows % world) for rank in range(world)]
         self._firsts.append(rows)
         self.shard_rows = self._firsts[me + 1] - self._firsts[me]
-        self._engines: Engines = engines_of(space)
+        self._engines: KernelEngines = engines_of(space)
         most_rows = -(-rows // world)
         self._calls = Calls(
             device.all_gather_gemm,
@@ -109,12 +110,12 @@ class AllGatherGemm:
         return results[0]
 
     def check(self) -> None:
-        """Raises what went wrong in the calls up to now; on a GPU this waits for them."""
+        """Raises the error of the calls so far, if there is one. On a GPU this waits for them."""
         self._calls.check()
 
     def _chunks_in_order(self) -> list[tuple[int, int, int, int]]:
-        """(first row, rows, rank, counter) of every chunk, in the order in which they are expected:
-        this rank's own, then chunk by chunk from all peers, the next rank first."""
+        """(first row, rows, rank, counter) of every chunk, in the expected order of arrival: this
+        rank's own, then chunk by chunk from all peers, the next rank first."""
         world, me = self.space.world, self.space.rank
         own = (self._firsts[me], self.shard_rows, me, me * self.depth)
         chunks = [own]
@@ -124,7 +125,8 @@ class AllGatherGemm:
                 first, count = self._firsts[rank], self._firsts[rank + 1] - self._firsts[rank]
                 begin = first + number * count // self.depth
                 end = first + (number + 1) * count // self.depth
-                # Rows without columns need not be brought: such a chunk is there as one's own is.
+                # Rows without columns need not be moved: such a chunk is ready, like the rank's
+                # own.
                 source = rank if self.inner else me
                 chunks.append((begin, end - begin, source, rank * self.depth + number))
         return chunks

@@ -1,12 +1,11 @@
-"""Checks in the machine code of a kernel what its correctness rests on.
+"""Checks the instructions around flags in the machine code of a kernel. Correctness depends on
+them.
 
-Around a flag, for the whole system:
-
-- before a release, on every path: no store to memory since the program's barrier, and (AMD) no wave
-  passes that barrier with stores under way;
-- the release itself: `.release.sys` (NVIDIA); the caches written back and waited for (AMD);
-- after an acquire: `.acquire.sys` (NVIDIA), caches invalidated once the value is there (AMD); and
-  no thread reads memory before the barrier that follows it.
+- Before a release, on every path, there is no store to memory after the barrier of the program, and
+  (AMD) no wave passes that barrier with unfinished stores.
+- The release itself is `.release.sys` (NVIDIA), or writes back the caches and waits for that (AMD).
+- An acquire is `.acquire.sys` (NVIDIA), or invalidates the caches after the value has arrived
+(AMD). No thread reads memory before the barrier that follows it.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from weft.triton.ahead import TARGETS, Build
 
 @dataclass(frozen=True)
 class Audit:
-    """How many releases and acquires for the whole system there are, and their faults."""
+    """The number of releases and acquires for the whole system, and their faults."""
 
     releases: int
     acquires: int
@@ -84,7 +83,7 @@ def _matching(pattern: str) -> Test:
 
 @dataclass
 class _Code:
-    """Instructions, and which may come after and before which."""
+    """Instructions, with the possible next and previous ones of each."""
 
     lines: list[str] = field(default_factory=list)
     following: list[list[int]] = field(default_factory=list)
@@ -117,7 +116,7 @@ class _Code:
         return [at for at, line in enumerate(self.lines) if re.search(pattern, line)]
 
     def nearest(self, at: int, step: int, pattern: str, between: str) -> bool:
-        """Whether the instruction beside the wait that must be beside `at` is the right one."""
+        """Whether `at` is next to a wait (`between`), and the wait next to a match of `pattern`."""
         waits = at + step
         if not (0 <= waits < len(self.lines) and re.search(between, self.lines[waits])):
             return False
@@ -125,7 +124,7 @@ class _Code:
         return 0 <= beyond < len(self.lines) and bool(re.search(pattern, self.lines[beyond]))
 
     def reach(self, at: int, neighbours: Sequence[Sequence[int]], stop: Test) -> list[int]:
-        """The first instructions on all paths from `at` that `stop`."""
+        """The first instructions on all paths from `at` for which `stop` is true."""
         return self._walk(at, neighbours, stop)[0]
 
     def search(
@@ -137,7 +136,8 @@ class _Code:
         words: str,
         must_stop: bool = False,
     ) -> list[str]:
-        """Faults: what is bad on a path from `at` until `stop`; or that a path has no stop."""
+        """The faults on the paths from `at` to `stop`: bad instructions, and paths without a
+        stop."""
         _, passed, open_ended = self._walk(at, neighbours, stop)
         faults = [f"{words}: {self.lines[p]}" for p in passed if bad(self.lines[p])]
         if must_stop and open_ended:

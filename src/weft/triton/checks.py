@@ -1,7 +1,7 @@
-"""The kernels against plain torch, on any space: what tests, and `weft doctor --gpu`, run.
+"""Compares the kernels with plain torch, on any space, for tests and `weft doctor --gpu`.
 
-Inputs are small whole numbers, the same on every rank, so that sums are exact in every dtype and
-equality is equality. Every rank makes the inputs of all ranks, so nothing but the kernel moves.
+Inputs are small whole numbers, so that sums are exact in every dtype and results must be equal.
+Every rank makes the inputs of all ranks, so only the kernel communicates.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from weft.triton.space import Space
 
 
 @dataclass(frozen=True)
-class Case:
-    """How a kernel is checked: calls in a row on one operator, each with other numbers."""
+class KernelCase:
+    """How a kernel is checked: several calls of one operator, each with other numbers."""
 
     dtype: torch.dtype
     calls: int = 3
@@ -31,9 +31,9 @@ class Case:
 
 
 class Numbers:
-    """Whole numbers from a seed, made on the host and brought to the device."""
+    """Whole numbers from a seed, made on the host and copied to the device."""
 
-    def __init__(self, case: Case, space: Space) -> None:
+    def __init__(self, case: KernelCase, space: Space) -> None:
         self._generator = torch.Generator().manual_seed(case.seed)
         self._dtype, self._device = case.dtype, space.device
 
@@ -50,9 +50,9 @@ class Numbers:
 
 
 def gemm_all_to_all(
-    space: Space, case: Case, columns: int = 37, inner: int = 35, most: int = 20
+    space: Space, case: KernelCase, columns: int = 37, inner: int = 35, most: int = 20
 ) -> bool:
-    """Other splits at every call, zero among them."""
+    """Checks different splits in every call, including zero."""
     world, me = space.world, space.rank
     numbers = Numbers(case, space)
     op = GemmAllToAll(
@@ -71,9 +71,9 @@ def gemm_all_to_all(
 
 
 def gemv_all_reduce(
-    space: Space, case: Case, batch: int = 3, columns: int = 101, inner: int = 19
+    space: Space, case: KernelCase, batch: int = 3, columns: int = 101, inner: int = 19
 ) -> bool:
-    """Other K on every rank."""
+    """Checks a different K on every rank."""
     world, me = space.world, space.rank
     numbers = Numbers(case, space)
     op = GemvAllReduce(space, batch, columns, case.dtype, tiles=case.tiles, grid=case.grid)
@@ -91,9 +91,9 @@ def gemv_all_reduce(
 
 
 def all_gather_gemm(
-    space: Space, case: Case, rows: int = 43, columns: int = 23, inner: int = 19
+    space: Space, case: KernelCase, rows: int = 43, columns: int = 23, inner: int = 19
 ) -> bool:
-    """Shards that differ by a row."""
+    """Checks shards that differ by a row."""
     numbers = Numbers(case, space)
     op = AllGatherGemm(space, rows, inner, case.dtype, tiles=case.tiles, grid=case.grid)
     exact = True
@@ -107,7 +107,7 @@ def all_gather_gemm(
 
 def embedding_all_to_all(
     space: Space,
-    case: Case,
+    case: KernelCase,
     batch: int = 21,
     widths: Sequence[Sequence[int]] = ((5, 70), (8,), (), (3, 1)),
     height: int = 11,
@@ -115,7 +115,7 @@ def embedding_all_to_all(
     weighted: bool = False,
     most: int = 3,
 ) -> bool:
-    """Tables of mixed width, a rank without any, empty bags."""
+    """Checks tables of different widths, a rank without tables, and empty bags."""
     world, me = space.world, space.rank
     numbers = Numbers(case, space)
     tables = [[numbers.matrix(height, d) for d in widths[r % len(widths)]] for r in range(world)]
@@ -163,7 +163,7 @@ def _pooled(table: torch.Tensor, batch: int, number: int, bags: Bags, mode: str)
     )
 
 
-CHECKS: dict[str, Callable[[Space, Case], bool]] = {
+CHECKS: dict[str, Callable[[Space, KernelCase], bool]] = {
     "embedding_all_to_all": embedding_all_to_all,
     "gemv_all_reduce": gemv_all_reduce,
     "gemm_all_to_all": gemm_all_to_all,

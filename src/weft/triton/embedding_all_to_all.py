@@ -17,17 +17,17 @@ BLOCK_COLUMNS = 64
 
 
 class EmbeddingAllToAll:
-    """Every rank pools the bags of the whole batch in its own tables, and each pooled row is stored
-    in the result of the rank that owns the bag, as it is made. Equals
+    """Every rank pools the bags of the whole batch from its own tables. Each pooled row is stored
+    in the result of the rank that owns the bag as soon as it is made. Equals
 
         pooled = [embedding_bag(bags of table t, tables[t], mode=mode) for t in own tables]
         received = [torch.empty(own bags, width of rank r) for r in range(world)]
         dist.all_to_all(received, list(torch.cat(pooled, 1).tensor_split(world)))
         y = torch.cat(received, 1)      # [own bags, widths of all tables of all ranks]
 
-    with sums in float32. Tables may differ in height and width, ranks in how many they have. The
-    batch is split as `tensor_split` does. The result is this rank's symmetric memory itself: it
-    stays until the next call but one, so `clone()` what must live longer.
+    with sums in float32. Tables may differ in height and width, and ranks in the number of their
+    tables. The batch is split as by `tensor_split`. The result is in this rank's symmetric memory
+    and is overwritten by the next call but one; use `clone()` to keep it.
     """
 
     def __init__(
@@ -55,13 +55,13 @@ class EmbeddingAllToAll:
             ("mode", mode),
             ("weighted", weighted),
         )
-        # Widths are not known of each other yet, so a first exchange tells them: the size of the
-        # result follows from them, and must be the same on all ranks.
+        # The ranks first exchange the widths of their tables. The size of the result follows from
+        # them, and must be the same on all ranks.
         widths = [table.shape[1] for table in self.tables]
         own = (("widths", widths), ("tables", len(widths)))
-        said = space.say("triton.embedding_all_to_all", same, own, refusal)
-        columns = [sum(dict(proposal.own)["widths"]) for proposal in said]
-        counts = [dict(proposal.own)["tables"] for proposal in said]
+        proposals = space.compare("triton.embedding_all_to_all", same, own, refusal)
+        columns = [sum(dict(proposal.own)["widths"]) for proposal in proposals]
+        counts = [dict(proposal.own)["tables"] for proposal in proposals]
         self.columns = sum(columns)
         self._firsts = [rank * (batch // world) + min(rank, batch % world) for rank in range(world)]
         self._firsts.append(batch)
@@ -99,7 +99,7 @@ class EmbeddingAllToAll:
         per_sample_weights: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """indices: those of all bags of this rank's tables, bag after bag and table after table.
-        offsets: [tables * batch + 1], where each bag begins, and the end."""
+        offsets: [tables * batch + 1], the start of each bag, and the end."""
         turn = self._calls.turn
 
         def prepare() -> dict[str, Any]:
@@ -128,7 +128,7 @@ class EmbeddingAllToAll:
         return self._results[turn][: self.rows]
 
     def check(self) -> None:
-        """Raises what went wrong in the calls up to now; on a GPU this waits for them."""
+        """Raises the error of the calls so far, if there is one. On a GPU this waits for them."""
         self._calls.check()
 
     def _private(self, numbers: Sequence[int]) -> torch.Tensor:
@@ -147,8 +147,8 @@ class EmbeddingAllToAll:
     def _check_bags(
         self, indices: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor | None
     ) -> None:
-        """What can be checked without reading memory of a GPU; the kernel itself reads nothing for
-        an index that is not in its table."""
+        """Raises unless the arguments fit, as far as that is known without reading the memory of a
+        GPU. The kernel itself reads nothing for an index outside of its table."""
         for name, tensor in (("indices", indices), ("offsets", offsets)):
             if not isinstance(tensor, torch.Tensor) or tensor.dtype not in _WHOLE:
                 raise Unsupported(f"{name} must be a tensor of int32 or int64")
@@ -156,8 +156,8 @@ class EmbeddingAllToAll:
         count = len(self.tables) * self.batch + 1
         check_input(self.space, "offsets", offsets, offsets.dtype, (count,))
         if self.weighted != (weights is not None):
-            said = "with" if self.weighted else "without"
-            raise Unsupported(f"the operator was made {said} per-sample weights")
+            made = "with" if self.weighted else "without"
+            raise Unsupported(f"the operator was made {made} per-sample weights")
         if weights is not None:
             check_input(self.space, "per_sample_weights", weights, self.dtype, (len(indices),))
         if self.space.device.type == "cpu":

@@ -1,8 +1,7 @@
-"""Who moves chunks while a kernel computes: native engines on the host, copy streams on a GPU.
+"""Copy engines for kernels: native threads on the host, copy streams on a GPU.
 
 An engine pulls chunks from its peer in order, and after each one sets the chunk's counter to the
-call's epoch. Engines wait for their peers to have entered the call, and for nothing else: never for
-a kernel.
+epoch of the call. Engines only wait until their peers have entered the call, never for a kernel.
 """
 
 from __future__ import annotations
@@ -17,39 +16,40 @@ from weft.fabric.host import chunk_engines
 from weft.fabric.host.chunk_engines import ChunkEngines
 from weft.fabric.host.process_call import ProcessCall
 from weft.fabric.processes import ProcessFabric
-from weft.triton.space import Host, HostVisit, Region, Space, SymmetricMemory, aligned
+from weft.triton.space import Host, HostVisit, Space, SymmetricMemory, SymmetricRegion, aligned
 
 Chunk = tuple[int, int, int, int]
 
 
-class Engines(Protocol):
+class KernelEngines(Protocol):
     """The engines of one operator."""
 
     counters: torch.Tensor
     counter_stride: int
 
     def symmetric_bytes(self, rows: int, columns: int, dtype: torch.dtype) -> int:
-        """Symmetric memory that a shard of at most so many rows takes."""
+        """The symmetric memory of a shard of at most `rows` rows, in bytes."""
 
     def prepare(
         self,
-        region: Region,
+        region: SymmetricRegion,
         gathered: torch.Tensor,
         rows: int,
         firsts: Sequence[int],
         chunks: Sequence[Chunk],
     ) -> None:
-        """Queues are made once: these chunks, into `gathered`, at every call."""
+        """Sets the chunks that every call copies into `gathered`."""
 
     def start(self, visit: Any, shard: torch.Tensor, number: int) -> int:
-        """Starts all copies of a call; gives the epoch that counters will show."""
+        """Starts all copies of a call; returns the value that their counters will have."""
 
     def end(self, sound: bool) -> None:
-        """Waits until no engine touches a buffer; stops them first if the call is not sound."""
+        """Waits until no engine touches a buffer. Stops them first if the call has failed (not
+        `sound`)."""
 
 
-def engines_of(space: Space) -> Engines:
-    """The engines that a space has."""
+def engines_of(space: Space) -> KernelEngines:
+    """The engines of a space."""
     if isinstance(space, Host):
         return HostEngines(space)
     if isinstance(space, SymmetricMemory):
@@ -60,7 +60,8 @@ def engines_of(space: Space) -> Engines:
 
 
 class HostEngines:
-    """Native threads, one per peer. Counters are the fabric's, and epochs its calls."""
+    """Native threads, one per peer. The counters are those of the fabric, and epochs are the
+    numbers of its calls."""
 
     def __init__(self, space: Host) -> None:
         self._engines = ChunkEngines(cast(ProcessFabric, space.fabric))
@@ -73,7 +74,7 @@ class HostEngines:
 
     def prepare(
         self,
-        region: Region,
+        region: SymmetricRegion,
         gathered: torch.Tensor,
         rows: int,
         firsts: Sequence[int],
@@ -98,9 +99,9 @@ class HostEngines:
 
 
 class CopyStreams:
-    """One stream per peer, which the driver gives to a copy engine. The counter is set by a copy as
-    well: of the epoch that the peer keeps beside its shard, pulled after the chunk, so that it
-    takes the same way and needs no compute unit."""
+    """One stream per peer, which the driver assigns to a copy engine. The counter is set by a copy
+    as well: the peer keeps the epoch beside its shard, and the engine pulls it after the chunk. So
+    it takes the same path as the chunk and needs no compute unit."""
 
     counter_stride = 1
 
@@ -114,7 +115,7 @@ class CopyStreams:
 
     def prepare(
         self,
-        region: Region,
+        region: SymmetricRegion,
         gathered: torch.Tensor,
         rows: int,
         firsts: Sequence[int],
@@ -137,7 +138,7 @@ class CopyStreams:
         self._stages[turn][: len(shard)].copy_(shard)
         self._epochs[turn].fill_(number)
         current = torch.cuda.current_stream(self.space.device)
-        # Every shard is staged, and what the call before last left in this turn's stage is read.
+        # After the barrier, every shard is staged, and no rank still reads an older one.
         self.space.handle.barrier()
         for first, count, rank, counter in self._chunks:
             stream = self._streams[rank]

@@ -17,14 +17,14 @@ Splits = Sequence[Sequence[int]]
 
 
 class GemmAllToAll:
-    """Rows of x @ w go to the ranks that own them, each tile as it is made. Equals
+    """Sends the rows of x @ w to the ranks that own them, each tile as soon as it is made. Equals
 
         received = [torch.empty(splits[r][rank], N) for r in range(world)]
         dist.all_to_all(received, list((x @ w).split(splits[rank])))
         y = torch.cat(received)
 
-    rows: the most rows that any rank receives in a call. The result is this rank's symmetric memory
-    itself: it stays until the next call but one, so `clone()` what must live longer.
+    rows: the most rows that any rank receives in a call. The result is in this rank's symmetric
+    memory and is overwritten by the next call but one; use `clone()` to keep it.
     """
 
     def __init__(
@@ -61,8 +61,8 @@ class GemmAllToAll:
     def __call__(
         self, x: torch.Tensor, w: torch.Tensor, splits: Splits | None = None
     ) -> torch.Tensor:
-        """splits[s][d]: the rows that rank s sends to rank d, the same on every rank; without it,
-        every rank's x has as many rows, and they are split evenly."""
+        """splits[s][d]: the number of rows that rank s sends to rank d; equal on every rank.
+        Without it, x has the same number of rows on every rank, and they are split evenly."""
         if splits is None:
             splits = [_even(len(x), self.space.world)] * self.space.world
         world, me = self.space.world, self.space.rank
@@ -98,16 +98,16 @@ class GemmAllToAll:
                 "PRECISION": "ieee",
             }
 
-        self._calls.run(prepare, (("splits", _said(splits)),), options=self.tiles.options)
+        self._calls.run(prepare, (("splits", _in_header(splits)),), options=self.tiles.options)
         return self._results[turn][: sum(row[me] for row in splits)]
 
     def check(self) -> None:
-        """Raises what went wrong in the calls up to now; on a GPU this waits for them."""
+        """Raises the error of the calls so far, if there is one. On a GPU this waits for them."""
         self._calls.check()
 
     def _routes(self, splits: Splits) -> torch.Tensor:
-        """For every rank: the first of this rank's rows for it, how many, where they begin in its
-        result, and how many of its rows come here."""
+        """For every rank: the first of this rank's rows for it, their number, their first row in
+        its result, and the number of its rows for this rank."""
         world, me = self.space.world, self.space.rank
         routes = [
             [
@@ -131,12 +131,12 @@ class GemmAllToAll:
 
 
 def _even(rows: int, world: int) -> list[int]:
-    """Row counts as `tensor_split` makes them."""
+    """Row counts as by `tensor_split`."""
     return [rows // world + (rank < rows % world) for rank in range(world)]
 
 
-def _said(splits: Splits) -> object:
-    """The splits in words that fit into a header."""
+def _in_header(splits: Splits) -> object:
+    """The splits, or a hash of them, so that they fit into a header."""
     rows = [list(map(int, row)) for row in splits]
     if len(rows) <= 8:
         return rows

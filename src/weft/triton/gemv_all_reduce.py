@@ -19,7 +19,7 @@ from weft.triton.launch import (
 from weft.triton.space import Space, aligned
 
 MOST_ROWS = 128
-"""Above this a GEMM that is cut over rows as well is the better kernel."""
+"""For more rows, a GEMM that is also split over rows is faster."""
 
 
 class GemvAllReduce:
@@ -28,9 +28,9 @@ class GemvAllReduce:
         y = x @ w
         dist.all_reduce(y)
 
-    with sums in float32, in the order of ranks, rounded once. Every rank has its own K, columns of
-    x and rows of w. The result is this rank's symmetric memory itself: it stays until the next call
-    but one, so `clone()` what must live longer.
+    with sums in float32, in the order of ranks, rounded once. K may differ between ranks. The
+    result is in this rank's symmetric memory and is overwritten by the next call but one; use
+    `clone()` to keep it.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class GemvAllReduce:
             world * blocks * 8,
             world * 8,
         ]
-        # All ranks must have the same grid: a block is the work of the same program everywhere.
+        # All ranks must have the same grid, because a block belongs to the same program everywhere.
         if grid is None and space.device.type == "cpu":
             grid = HOST_PROGRAMS
         self._calls = Calls(
@@ -114,15 +114,15 @@ class GemvAllReduce:
         return self._results[turn]
 
     def check(self) -> None:
-        """Raises what went wrong in the calls up to now; on a GPU this waits for them."""
+        """Raises the error of the calls so far, if there is one. On a GPU this waits for them."""
         self._calls.check()
 
 
 GPU_TILES = Tiles(16, 32, 64, 4, 2)
-"""Narrow blocks of N, so that all compute units read weights, and few registers, so that each holds
-several programs whose reads are under way at once."""
+"""Narrow blocks of N, so that all compute units read weights, and few registers, so that each unit
+holds several programs that read at once."""
 
 
 def _power_of_two(number: int) -> int:
-    """The least power of two that is not below a number."""
+    """The smallest power of two that is not below a number."""
     return 1 << max(number - 1, 0).bit_length()

@@ -1,4 +1,4 @@
-"""Interpreted runs: the programs of a grid one after another, in this process, with a deadline."""
+"""Interpreted kernels: the programs of a grid run one after another, with a deadline."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 NAP = 1e-4
-"""Seconds that an interpreted program sleeps between two looks at a counter."""
+"""Seconds that an interpreted program sleeps between two polls of a counter."""
 
 _watch: Callable[[], bool] | None = None
 
 
 @contextmanager
 def watched(watch: Callable[[], bool]) -> Iterator[None]:
-    """While this lasts, waits of interpreted kernels go on as long as `watch` says so."""
+    """In this context, waits of interpreted kernels continue as long as `watch` returns True."""
     global _watch
     before, _watch = _watch, watch
     try:
@@ -24,6 +24,6 @@ def watched(watch: Callable[[], bool]) -> Iterator[None]:
 
 
 def patience() -> bool:
-    """Sleeps a moment; whether a wait may go on."""
+    """Sleeps a moment; returns whether a wait may continue."""
     time.sleep(NAP)
     return _watch is None or _watch()

@@ -1,9 +1,9 @@
-"""One source, two lives: a `kernel` is compiled for GPUs and interpreted on the host.
+"""A `kernel` is compiled for GPUs and interpreted on the host, from one source.
 
-Triton decides at decoration, by TRITON_INTERPRET, whether a function can be compiled or be
-interpreted, and never both. A `Kernel` is a JITFunction, which the compiler reads, that also knows
-its interpreted twin: `kernel[grid](...)` compiles and launches, `kernel.interpreted[grid](...)`
-runs the same source here, on CPU tensors and on memory that other processes share.
+Triton decides at decoration, by TRITON_INTERPRET, whether a function is compiled or interpreted. A
+`JitKernel` is a JITFunction for the compiler that also has an interpreted version:
+`kernel[grid](...)` compiles and launches, `kernel.interpreted[grid](...)` runs the same source in
+this process, on CPU tensors and on memory that other processes share.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
 
-class Kernel(JITFunction):  # type: ignore[misc] # Triton comes without types
+class JitKernel(JITFunction):  # type: ignore[misc] # Triton comes without types
     """A function of the Triton language that can be compiled and interpreted in one process."""
 
     def __init__(self, function: Callable[..., Any], **options: Any) -> None:
@@ -23,8 +23,8 @@ class Kernel(JITFunction):  # type: ignore[misc] # Triton comes without types
         self.interpreted = InterpretedFunction(function)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        # The compiler inlines the source of a device function and never calls it: whoever calls
-        # is interpreted code, and has replaced the words of the language already.
+        # The compiler inlines the source of a device function and never calls it. So the caller is
+        # interpreted code, which has already replaced the functions of the language.
         return self.interpreted.rewrite()(*arguments, **named)
 
 
@@ -37,4 +37,4 @@ def kernel(
     """
     if function is None:
         return lambda f: kernel(f, do_not_specialize=do_not_specialize)
-    return Kernel(function, do_not_specialize=list(do_not_specialize))
+    return JitKernel(function, do_not_specialize=list(do_not_specialize))

@@ -1,8 +1,9 @@
 """Communication in the Triton language, over a table with the base of every rank's memory.
 
-Symmetric memory has the same layout on every rank: a pointer into this rank's part names the same
-place in every other part. `bases` points to the table (int64, one base per rank) and `me` is this
-rank. Any table will do: weft's host heap, torch's symmetric memory, or pointers of one's own.
+Symmetric memory has the same layout on every rank, so a pointer into this rank's part also
+identifies the same place in every other part. `bases` points to the table (int64, one base per
+rank), and `me` is this rank. The table may come from weft's host heap, torch's symmetric memory, or
+elsewhere.
 
     there = peer(pointer, rank, bases, me)           the same place in another rank's memory
     put(pointer, value, rank, bases, me, mask)       stores there
@@ -12,8 +13,8 @@ rank. Any table will do: weft's host heap, torch's symmetric memory, or pointers
     arrived = wait(pointer, target, spins, status, rank, phase)
                                                      until this rank's counter is `target` or more
 
-`signal` and `signal_add` release and `wait` acquires, both for the whole system unless told
-otherwise (`sem`, `scope`); docs/triton.md says why that is enough.
+`signal` and `signal_add` release and `wait` acquires, for the whole system unless `sem` and `scope`
+are given; docs/triton.md explains why that is enough.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from weft.triton import interpreting
 from weft.triton.jit import kernel
 
 WAITED = tl.constexpr(1)
-"""Status: a wait came to its bound of spins, or another wait of this rank did."""
+"""Status: a wait of this rank reached its limit of polls."""
 BAD_INDEX = tl.constexpr(2)
 """Status: an index was outside of its table; nothing was read for it."""
 
@@ -34,7 +35,7 @@ BAD_INDEX = tl.constexpr(2)
 @kernel
 def peer(pointer, rank, bases, me):
     """The same place in the memory of `rank`; for a scalar pointer or a block of pointers."""
-    # Bases are aligned, which the compiler cannot see in a table; vector stores depend on it.
+    # Bases are aligned, which the compiler cannot know; vector stores depend on it.
     distance = tl.multiple_of(tl.load(bases + rank) - tl.load(bases + me), 16)
     return (pointer.to(tl.pointer_type(tl.int8)) + distance).to(pointer.dtype)
 
@@ -61,7 +62,8 @@ def signal(
     sem: tl.constexpr = "release",
     scope: tl.constexpr = "sys",
 ):
-    """Sets the counter of `rank`; whoever waits for it sees all that this program put before."""
+    """Sets the counter of `rank`. A rank that waits for it sees all earlier puts of this
+    program."""
     if sem != "relaxed":
         settle()
         tl.debug_barrier()
@@ -78,7 +80,8 @@ def signal_add(
     sem: tl.constexpr = "release",
     scope: tl.constexpr = "sys",
 ):
-    """Adds to the counter of `rank`; whoever waits for it sees all that this program put before."""
+    """Adds to the counter of `rank`. A rank that waits for it sees all earlier puts of this
+    program."""
     if sem != "relaxed":
         settle()
         tl.debug_barrier()
@@ -96,10 +99,11 @@ def wait(
     sem: tl.constexpr = "acquire",
     scope: tl.constexpr = "sys",
 ):
-    """Waits until this rank's counter is `target` or more, and gives whether it is.
+    """Waits until this rank's counter is `target` or more; returns whether it is.
 
-    After `spins` looks, or when another wait of this rank has given up, it gives up too: `status`
-    then says which rank and phase were waited for. What depends on the answer must look at it.
+    It gives up after `spins` polls, or when another wait of this rank has given up. `status` then
+    holds the rank and the phase of the first such wait. Code that depends on the wait must check
+    the result.
     """
     seen = tl.atomic_add(pointer, 0, sem=sem, scope=scope)
     left = spins
@@ -113,7 +117,7 @@ def wait(
 
 @kernel
 def report(status, code: tl.constexpr, rank, phase, target, seen):
-    """Says in the status words what went wrong; the first to say so is heard."""
+    """Writes an error into the status words, unless there is one already."""
     if tl.atomic_cas(status, tl.full((), 0, tl.int64), tl.full((), code, tl.int64)) == 0:
         tl.store(status + 1, rank)
         tl.store(status + 2, phase)
@@ -122,8 +126,8 @@ def report(status, code: tl.constexpr, rank, phase, target, seen):
 
 
 def pause(left: Any, _semantic: Any = None) -> Any:
-    """One look less, after a moment that leaves the memory system to others. Interpreted, the
-    moment is a real one, and none is left when the deadline has passed or a peer is lost."""
+    """`left` minus one, after a short pause that leaves the memory system to others. In an
+    interpreted kernel it is 0 when the deadline has passed or a peer is lost."""
     if _semantic is None:
         return left - 1 if interpreting.patience() else left * 0
     nap = {"cuda": "nanosleep.u32 128;", "hip": "s_sleep 2"}[_semantic.builder.options.backend_name]
@@ -132,18 +136,18 @@ def pause(left: Any, _semantic: Any = None) -> Any:
 
 def dot(x: Any, w: Any, sums: Any, precision: Any, _semantic: Any = None) -> Any:
     """`tl.dot` into float32. Triton's interpreter multiplies the bits of bfloat16 as if they were
-    whole numbers, so there the operands become float32 first, which holds them exactly."""
+    whole numbers, so there the operands are first converted to float32, which is exact."""
     if _semantic is None:
         return tl.dot(x.to(tl.float32), w.to(tl.float32), sums, input_precision=precision)
     return tl.core.dot(x, w, sums, input_precision=precision, _semantic=_semantic)
 
 
 def settle(_semantic: Any = None) -> None:
-    """Waits until what each thread of the program has stored can be seen by the one that signals.
+    """Waits until the stores of each thread of the program are visible to the thread that signals.
 
     NVIDIA's barrier orders the stores of all threads before the release that follows it. AMD's does
-    not wait for stores under way: each wave must do so before the barrier, or another wave's
-    release could overtake them.
+    not wait for unfinished stores. So each wave must do so before the barrier, or the release of
+    another wave could overtake them.
     """
     if _semantic is None or _semantic.builder.options.backend_name == "cuda":
         return
@@ -152,7 +156,7 @@ def settle(_semantic: Any = None) -> None:
 
 
 def _drain(arch: str) -> str:
-    """The instruction with which a wave waits for its own stores, by family."""
+    """The instruction by which a wave waits for its own stores, for each family of GPUs."""
     family = arch.removeprefix("gfx").split(":")[0]
     if family.startswith("12"):
         return "s_wait_storecnt 0x0"
@@ -162,7 +166,7 @@ def _drain(arch: str) -> str:
 
 
 def _after(value: Any, instruction: str, semantic: Any) -> Any:
-    """The value, once an instruction was executed that no access to memory may pass."""
+    """The value, after an instruction that no memory access may be moved across."""
     cuda = semantic.builder.options.backend_name == "cuda"
     move, register = ("mov.b32 $0, $1;", "r") if cuda else ("v_mov_b32 $0, $1", "v")
     return tl.core.inline_asm_elementwise(
@@ -176,6 +180,6 @@ def _after(value: Any, instruction: str, semantic: Any) -> Any:
     )
 
 
-# Words of the language: the compiler passes `_semantic`, interpreted code does not.
+# Functions of the language: the compiler passes `_semantic`, interpreted code does not.
 for _word in (dot, pause, settle):
     setattr(_word, tl.core.TRITON_BUILTIN, True)

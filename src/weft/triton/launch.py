@@ -2,7 +2,7 @@
 
 On the host a kernel is interpreted: its programs run one after another, in the order of their
 numbers. On a GPU the grid is never larger than what fits at once, and is launched cooperatively, so
-that the driver refuses what would not be resident.
+that the driver refuses a grid that would not be resident.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ import torch
 from weft.errors import Error, Unsupported
 from weft.fabric.proposal import Items, Proposal
 from weft.triton import interpreting
-from weft.triton.jit import Kernel
+from weft.triton.jit import JitKernel
 from weft.triton.residency import Resources, programs_per_unit, unit_of
-from weft.triton.space import Region, Space, Visit
+from weft.triton.space import Space, SymmetricRegion, Visit
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-"""What kernels take; all of them sum in float32 and round once."""
+"""The dtypes of kernels. All of them sum in float32 and round once."""
 
 BAD_INDEX = 2  # weft.triton.language.BAD_INDEX
 STATUS_WORDS = 8
 FOREVER = 2**31 - 1
 SECONDS_PER_SPIN = 5e-7
-"""What a look at a counter takes at least on a GPU (a nap of 128 ns, then a read past all caches):
-a wait lasts its deadline or longer."""
+"""The least time of one poll of a counter on a GPU (a pause of 128 ns, then a read that bypasses
+all caches). So a wait lasts at least its deadline."""
 HOST_PROGRAMS = 4
-"""The interpreted grid: programs take turns there, so more of them would gain nothing."""
+"""The interpreted grid. Its programs run one after another, so more would gain nothing."""
 SPARE_UNITS = 1
-"""Compute units that a grid leaves free, for copies that a driver carries out with a kernel."""
+"""Compute units that a grid leaves free, for copies that a driver makes with a kernel."""
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """Block sizes of a kernel, powers of two from 16 on, and how it is compiled."""
+    """Block sizes of a kernel, which are powers of two from 16 on, and its compiler options."""
 
     m: int = 128
     n: int = 128
@@ -52,12 +52,12 @@ class Tiles:
 
     @property
     def options(self) -> dict[str, int]:
-        """How Triton is told to compile."""
+        """The options for Triton's compiler."""
         return {"num_warps": self.warps, "num_stages": self.stages}
 
     @classmethod
     def of(cls, space: Space, dtype: torch.dtype) -> Tiles:
-        """What suits a space: small tiles where a tile costs as much as it has operations."""
+        """The default tiles of a space. Interpreted tiles are small."""
         if space.device.type == "cpu":
             return cls(32, 32, 32)
         return cls(k=64 if dtype.itemsize == 2 else 32)
@@ -67,11 +67,11 @@ Beside = Callable[[Any], tuple[dict[str, Any], Callable[[bool], None]]]
 
 
 class Calls:
-    """The calls of one operation on one space: numbered from 1, each on what the last one left."""
+    """The calls of one operation on one space, numbered from 1."""
 
     def __init__(
         self,
-        kernel: Kernel,
+        kernel: JitKernel,
         phases: Sequence[str],
         space: Space,
         same: Items,
@@ -80,17 +80,17 @@ class Calls:
         own: Items = (),
         grid: int | None = None,
     ) -> None:
-        """phases: what the kernel's waits wait for. same: what all ranks must say alike. size:
-        bytes of symmetric memory. own: what ranks tell each other (`heard`). grid: programs, if
-        they are not to be as many as fit."""
+        """phases: the names of what the kernel waits for. same: items that must be equal on all
+        ranks. size: bytes of symmetric memory. own: items that may differ (see `proposals`). grid:
+        the number of programs; by default as many as fit."""
         if grid is not None and grid < 1:
             raise Unsupported(f"a grid needs at least one program, not {grid}")
         self.kernel, self.space, self.phases = kernel, space, tuple(phases)
         self.operation = f"triton.{kernel.fn.__name__}"
         self.done = 0
-        self.region: Region
-        self.heard: list[Proposal]
-        self.region, self.heard = space.allocate(
+        self.region: SymmetricRegion
+        self.proposals: list[Proposal]
+        self.region, self.proposals = space.allocate(
             self.operation, size, (*same, ("grid", grid or 0)), own
         )
         self._status = torch.zeros(STATUS_WORDS, dtype=torch.int64, device=space.device)
@@ -99,7 +99,7 @@ class Calls:
 
     @property
     def turn(self) -> int:
-        """Which of two results the call that comes next fills."""
+        """Which of two results the next call fills."""
         return (self.done + 1) % 2
 
     def run(
@@ -110,9 +110,10 @@ class Calls:
         share: torch.Tensor | None = None,
         options: Mapping[str, int] | None = None,
     ) -> None:
-        """One call. `prepare` gives the kernel's arguments or refuses, which every rank hears that
-        can. `beside` starts what runs beside the kernel; it gives further arguments, and how to
-        end it. share: what peers may read meanwhile. options: how the kernel is compiled."""
+        """One call. `prepare` returns the kernel's arguments or raises; if the space can inform
+        other ranks, they raise too. `beside` starts work beside the kernel, and returns further
+        arguments and a function that ends it. share: memory that peers may read meanwhile. options:
+        those of the compiler."""
         if self._over is not None:
             raise type(self._over)(
                 f"{self.operation} is over since call {self.done + 1} ({self._over}); "
@@ -140,7 +141,7 @@ class Calls:
         self.done += 1
 
     def check(self) -> None:
-        """Raises what went wrong in the calls up to now; on a GPU this waits for them."""
+        """Raises the error of the calls so far, if there is one. On a GPU this waits for them."""
         with self.space.look(self.operation) as visit:
             self._check(visit)
 
@@ -160,7 +161,7 @@ class Calls:
         self.kernel[(self._grid,)](**bound, launch_cooperative_grid=True, **options)
 
     def _resident(self, arguments: dict[str, Any], options: dict[str, Any]) -> int:
-        """The programs that are sure to run at once on this device."""
+        """The number of programs that fit on this device at once."""
         compiled = self.kernel.warmup(
             **arguments, grid=(1,), launch_cooperative_grid=True, **options
         )
@@ -194,7 +195,7 @@ class Calls:
 def check_input(
     space: Space, name: str, tensor: object, dtype: torch.dtype, shape: Sequence[int | None]
 ) -> torch.Tensor:
-    """The tensor, if it is what a kernel takes; or one sentence. None: any size."""
+    """Raises unless a tensor has this dtype and shape (None: any size); returns the tensor."""
     if not isinstance(tensor, torch.Tensor):
         raise Unsupported(f"{name} must be a tensor, not {type(tensor).__name__}")
     if tensor.device != space.device:
@@ -211,7 +212,7 @@ def check_input(
 
 
 def check_sizes(dtype: torch.dtype, **sizes: int) -> None:
-    """That an operation of these sizes can be."""
+    """Raises unless kernels take the dtype and the sizes."""
     if dtype not in DTYPES:
         raise Unsupported(f"kernels take {', '.join(map(str, DTYPES))}, not {dtype}")
     for name, size in sizes.items():
@@ -220,5 +221,5 @@ def check_sizes(dtype: torch.dtype, **sizes: int) -> None:
 
 
 def rows_contiguous(tensor: torch.Tensor) -> torch.Tensor:
-    """A matrix whose rows are each in one piece."""
+    """A matrix with contiguous rows."""
     return tensor if tensor.dim() != 2 or tensor.stride(1) == 1 else tensor.contiguous()

@@ -1,7 +1,7 @@
-"""How many programs of a compiled kernel fit on a GPU at once.
+"""The number of programs of a compiled kernel that fit on a GPU at once.
 
 Programs that wait for one another must all be running. A grid of at most (compute units) times
-(programs that fit on one) is resident; what fits follows from registers, shared memory and warps.
+(programs that fit on one) is resident. The latter follows from registers, shared memory and warps.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from weft.errors import Unsupported
 
 @dataclass(frozen=True)
 class Unit:
-    """What one compute unit (CU, SM) has. A warp is what the hardware schedules: a wave on AMD."""
+    """The resources of one compute unit (CU, SM). A warp is called a wave on AMD."""
 
     lanes: int  # threads of a warp
     partitions: int  # each has its own registers and its own warps
     registers: int  # of a partition, in registers of one lane
-    register_step: int  # per lane: what registers are handed out in
-    warps: int  # that a partition can hold
+    register_step: int  # per lane: registers are allocated in multiples of it
+    warps: int  # of a partition, at most
     shared: int  # bytes
     shared_step: int
-    shared_extra: int  # bytes that every program takes beside its own
+    shared_extra: int  # bytes that every program takes in addition
     programs: int
 
 
@@ -39,8 +39,8 @@ capability 9.0 and 10.0 (65536 registers, 64 warps, 228 KiB, 32 programs per SM)
 
 @dataclass(frozen=True)
 class Resources:
-    """What one program of a compiled kernel takes. `registers` are those of a lane, `spilled` the
-    registers (AMD) or bytes (NVIDIA) that had to go to memory; None where nothing tells."""
+    """The resources of one program of a compiled kernel. `registers` are those of a lane, `spilled`
+    the registers (AMD) or bytes (NVIDIA) that were moved to memory; None if unknown."""
 
     registers: int | None
     spilled: int | None
@@ -49,7 +49,7 @@ class Resources:
 
 
 def programs_per_unit(resources: Resources, unit: Unit) -> int:
-    """How many programs fit on one compute unit; 0 if not even one does."""
+    """The number of programs that fit on one compute unit, possibly 0."""
     warps = unit.warps
     if resources.registers:
         step = unit.register_step

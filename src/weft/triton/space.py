@@ -1,4 +1,4 @@
-"""Where kernels meet their peers: memory with the same layout on every rank, and a table of bases.
+"""Symmetric memory for kernels: the same layout on every rank, and a table of bases.
 
 `Host` is weft's heap, shared by the processes of one machine; kernels on it are interpreted.
 `Pointers` is any memory whose bases are known, and `symmetric_memory` makes one from torch's.
@@ -24,15 +24,15 @@ from weft.fabric.outcomes import TIMEOUT
 from weft.fabric.proposal import Items, Proposal, check_same
 
 ALIGNMENT = 256
-"""Bytes to which regions and the parts of a region are aligned; `peer` promises 16 of it."""
+"""Bytes to which regions and their parts are aligned; `peer` relies on 16."""
 
 Exchange = Callable[[str], Sequence[str]]
-"""Gives every rank what all ranks said, in the order of ranks."""
+"""Returns the texts of all ranks, in the order of ranks. All ranks call it together."""
 
 
 @dataclass
-class Region:
-    """A block that every rank has at its own base. `carve` gives this rank's tensors in it; ranks
+class SymmetricRegion:
+    """A block that every rank has at its own base. `carve` returns this rank's tensors in it. Ranks
     that carve the same shapes in the same order get the same layout."""
 
     memory: torch.Tensor
@@ -52,10 +52,10 @@ def aligned(size: int) -> int:
 
 
 class Visit(Protocol):
-    """A call under way: how long its waits may last, and what became of them."""
+    """A running call: whether its waits may continue, and the error if one gave up."""
 
     def go_on(self) -> bool:
-        """Whether an interpreted wait may look again."""
+        """Whether an interpreted wait may continue."""
 
     def failure(self, doing: str, waiting_for: str) -> Error:
         """The error for a wait that gave up."""
@@ -71,28 +71,31 @@ class Space(Protocol):
 
     def allocate(
         self, operation: str, size: int, same: Items, own: Items
-    ) -> tuple[Region, list[Proposal]]:
-        """A zeroed region on every rank, made by all ranks together, and what each proposed."""
+    ) -> tuple[SymmetricRegion, list[Proposal]]:
+        """A zeroed region on every rank, and the proposals of all ranks, which call this
+        together."""
 
-    def say(self, operation: str, same: Items, own: Items, error: Error | None) -> list[Proposal]:
-        """What all ranks say; raises on all of them if one refuses."""
+    def compare(
+        self, operation: str, same: Items, own: Items, error: Error | None
+    ) -> list[Proposal]:
+        """The proposals of all ranks. Raises on all of them if one has an error or they differ."""
 
     def visit(
         self, operation: str, same: Items, error: Error | None, share: torch.Tensor | None
     ) -> AbstractContextManager[Visit]:
-        """A context for one call of an operation; raises on all ranks, where they can tell, that
-        one refuses or means another call. share: what peers may read in this call."""
+        """A context for one call of an operation. Raises if a rank has an error or makes another
+        call; on all ranks, if the space can inform them. share: memory that peers may read."""
 
     def look(self, operation: str) -> AbstractContextManager[Visit]:
-        """A context for looking at what became of calls before."""
+        """A context in which the status of earlier calls is checked."""
 
     def least(self, number: int) -> int:
-        """The least of what all ranks say."""
+        """The least number of all ranks."""
 
 
 class Host:
     """weft's shared heap of a group on one machine. Ranks compare their proposals at every call, as
-    all of weft's operators do, and a peer that dies is named."""
+    in all of weft's operators, and an error names a peer that died."""
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self.fabric: Fabric = fabric.of(group)
@@ -110,7 +113,7 @@ class Host:
 
     def allocate(
         self, operation: str, size: int, same: Items, own: Items
-    ) -> tuple[Region, list[Proposal]]:
+    ) -> tuple[SymmetricRegion, list[Proposal]]:
         error = memory = None
         exposed = NOTHING_EXPOSED
         try:
@@ -122,9 +125,11 @@ class Host:
             assert visit.call is not None
             bases = visit.call.addresses(0)
         assert memory is not None
-        return Region(memory, torch.tensor(bases, dtype=torch.int64)), visit.proposals
+        return SymmetricRegion(memory, torch.tensor(bases, dtype=torch.int64)), visit.proposals
 
-    def say(self, operation: str, same: Items, own: Items, error: Error | None) -> list[Proposal]:
+    def compare(
+        self, operation: str, same: Items, own: Items, error: Error | None
+    ) -> list[Proposal]:
         with self._call(operation, same, own, error) as visit:
             return visit.proposals
 
@@ -141,7 +146,7 @@ class Host:
         yield HostVisit(self.fabric, None, [])
 
     def least(self, number: int) -> int:
-        return number  # the interpreted grid is a constant, or was compared when it was given
+        return number  # the interpreted grid is a constant, or was compared with `same`
 
     @contextmanager
     def _call(
@@ -152,7 +157,7 @@ class Host:
         error: Error | None,
         exposed: Exposed = NOTHING_EXPOSED,
     ) -> Iterator[HostVisit]:
-        """One call of the fabric: all ranks enter and compare proposals before it goes on."""
+        """One call of the fabric. All ranks enter and compare proposals before the block runs."""
         proposal = Proposal(operation, same, own, str(error)[:600] if error else "")
         with self.fabric.call(proposal, exposed) as call:
             if error is not None and self.world == 1:
@@ -188,12 +193,12 @@ class HostVisit:
 
 
 LOOK = 0.05
-"""Seconds between two looks after the peers."""
+"""Seconds between two checks of the peers."""
 
 
 class Pointers:
-    """Memory whose bases on all ranks are known: `memory` (uint8, zeroed) is this rank's part, and
-    `bases` are the addresses of all parts in this process. Regions are carved off its front."""
+    """Memory with known bases on all ranks. `memory` (uint8, zeroed) is this rank's part, and
+    `bases` are the addresses of all parts in this process. Regions are taken from its beginning."""
 
     def __init__(
         self,
@@ -217,31 +222,33 @@ class Pointers:
 
     def allocate(
         self, operation: str, size: int, same: Items, own: Items
-    ) -> tuple[Region, list[Proposal]]:
+    ) -> tuple[SymmetricRegion, list[Proposal]]:
         size = aligned(max(size, 1))
         left = self.memory.numel() - self._used
         error: Error | None = None
         if size > left:
             error = Unsupported(f"it needs {size} bytes of symmetric memory, and {left} are left")
-        heard = self.say(operation, (*same, ("region", self._used)), own, error)
+        proposals = self.compare(operation, (*same, ("region", self._used)), own, error)
         memory = self.memory[self._used : self._used + size]
         bases = (self._bases + self._used).to(self.device)
         self._used += size
-        return Region(memory, bases), heard
+        return SymmetricRegion(memory, bases), proposals
 
-    def say(self, operation: str, same: Items, own: Items, error: Error | None) -> list[Proposal]:
-        said = Proposal(operation, same, own, str(error)[:600] if error else "")
-        heard = [Proposal.read(blob.encode()) for blob in self._exchange(said.blob.decode())]
-        if len(heard) != self.world:
-            raise Mismatch(f"{len(heard)} ranks answered, but there are {self.world} bases")
-        check_same(heard, 0)
-        return heard
+    def compare(
+        self, operation: str, same: Items, own: Items, error: Error | None
+    ) -> list[Proposal]:
+        mine = Proposal(operation, same, own, str(error)[:600] if error else "")
+        proposals = [Proposal.read(blob.encode()) for blob in self._exchange(mine.blob.decode())]
+        if len(proposals) != self.world:
+            raise Mismatch(f"{len(proposals)} ranks answered, but there are {self.world} bases")
+        check_same(proposals, 0)
+        return proposals
 
     @contextmanager
     def visit(
         self, operation: str, same: Items, error: Error | None, share: torch.Tensor | None
     ) -> Iterator[PointersVisit]:
-        # There is no fabric to tell the peers through: they learn it by their deadline.
+        # There is no fabric that could inform the peers, so they raise at their deadline.
         if error is not None:
             raise error
         yield PointersVisit(self.rank, self.deadline)
@@ -251,12 +258,12 @@ class Pointers:
         yield PointersVisit(self.rank, self.deadline)
 
     def least(self, number: int) -> int:
-        return min(int(said) for said in self._exchange(str(number)))
+        return min(int(text) for text in self._exchange(str(number)))
 
 
 @dataclass
 class PointersVisit:
-    """One call on memory that knows nothing of its ranks: only time can end a wait."""
+    """One call on memory without a fabric, where only the deadline can end a wait."""
 
     rank: int
     deadline: float
@@ -276,7 +283,7 @@ class PointersVisit:
 
 
 class SymmetricMemory(Pointers):
-    """torch's symmetric memory on CUDA or ROCm, with what only torch's handle of it can do."""
+    """torch's symmetric memory on CUDA or ROCm, with the functions of its handle."""
 
     def __init__(
         self, memory: torch.Tensor, handle: Any, rank: int, exchange: Exchange, deadline: float
@@ -296,7 +303,7 @@ def symmetric_memory(
     size: int, group: dist.ProcessGroup | None = None, deadline: float = 60.0
 ) -> SymmetricMemory:
     """`size` bytes of torch's symmetric memory on the current CUDA or ROCm device, for the kernels
-    of this group; made by all ranks together."""
+    of this group. All ranks call this together."""
     if not torch.cuda.is_available():
         raise Unsupported("torch's symmetric memory needs a GPU; use weft.triton.Host without one")
     import torch.distributed._symmetric_memory as symm_mem
@@ -309,10 +316,10 @@ def symmetric_memory(
     memory.zero_()
     torch.cuda.synchronize(device)
 
-    def exchange(said: str) -> list[str]:
-        heard: list[Any] = [None] * dist.get_world_size(group)
-        dist.all_gather_object(heard, said, group=group)
-        return heard
+    def exchange(text: str) -> list[str]:
+        texts: list[Any] = [None] * dist.get_world_size(group)
+        dist.all_gather_object(texts, text, group=group)
+        return texts
 
-    exchange("zeroed")  # nobody signals into memory that is still being zeroed
+    exchange("zeroed")  # so that no rank signals into memory before it is zeroed
     return SymmetricMemory(memory, handle, dist.get_rank(group), exchange, deadline)

@@ -1,9 +1,9 @@
-"""Few bytes travel with the headers of a call, so that it takes one message and not three.
+"""Sends few bytes together with the headers of a call, so that it takes one message, not three.
 
-A rank that knows the plan of a call, for it means what it meant the last time, puts what each peer
-is to get behind its header. Headers say which plan that was made for; only if all of them say
-the same, and it is the plan that follows from what the ranks mean now, are the bytes used. As every
-rank reads every header, all come to the same answer; if it is no, transfers follow as usual.
+A rank that proposes the same call as the last time knows its plan. It appends the bytes for each
+peer to its header, and the header names the plan. The bytes are used only if all headers name the
+plan that follows from the proposals of this call. Every rank reads every header, so all ranks
+decide alike. If the bytes are not used, transfers follow as usual.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from weft.fabric.reach import Transfer
 from weft.plan.tasks import Copy, Plan
 
 MOST_BYTES = 256 * 1024
-"""Up to so many bytes from one rank to another go with a header: what is copied into a message and
-out of it costs less, so far, than waiting for two more messages."""
+"""The most bytes from one rank to another that go with a header. Up to this size, copying them into
+a message and out of it costs less than waiting for two more messages."""
 
 
 def number_of(plan: Plan, nodes: Sequence[int], signatures: Sequence[int]) -> int:
-    """The number by which ranks know a plan whose bytes travel with headers; 0 where they do not:
-    there are too many, or some are made in the call."""
+    """The number of a plan whose bytes travel with headers. 0 if they do not: because they are too
+    many, or because some are computed in the call."""
     sizes: dict[tuple[int, int], int] = {}
     tasks = plan.tasks
     for task in tasks:
@@ -37,14 +37,14 @@ def number_of(plan: Plan, nodes: Sequence[int], signatures: Sequence[int]) -> in
         sizes[ends] = sizes.get(ends, 0) + plan.num_bytes(task.source)
     if not sizes or max(sizes.values()) > MOST_BYTES:
         return 0
-    said = struct.pack(f"<{len(signatures)}Q", *signatures)
-    return int.from_bytes(hashlib.blake2b(said, digest_size=8).digest(), "little") or 1
+    packed = struct.pack(f"<{len(signatures)}Q", *signatures)
+    return int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little") or 1
 
 
 def pack(
     transfers: Sequence[Transfer], inputs: Mapping[str, torch.Tensor]
 ) -> dict[int, list[Payload]]:
-    """What goes with the header to every peer, in the order of the plan."""
+    """The bytes that go with the header to every peer, in the order of the plan."""
     parts: dict[int, list[Payload]] = {}
     for transfer in transfers:
         if transfer.sends:

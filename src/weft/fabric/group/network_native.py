@@ -1,10 +1,10 @@
-"""What a run needs of a fabric, where some ranks are on other machines.
+"""The methods of the native fabric (`fabric/native.py`), where some ranks are on other machines.
 
-It has the face of the native fabric, and inside the machine it is that; between machines it adds
-headers that travel over the network, and transfers beside the copy engines. A header goes to every
-other rank, and the rank's listeners (one thread per peer) take in what comes. The one that
-takes the last header of a call lets its transfers go if all headers agree, so a known call starts
-to communicate while its local matmul runs already.
+Inside the machine it uses the native fabric. Between machines it adds headers that are sent over
+the network, and transfers beside the copy engines. A header goes to every other rank. A rank has
+one listener thread per peer, which receives headers. The listener that receives the last header of
+a call starts its transfers if all headers agree, so a known call communicates while its local
+matmul runs.
 
 A rank is never two calls ahead of another: it enters call e+1 only after it has finished e, for
 which it needed every header of e. So when data of a call moves, every rank has finished the call
@@ -46,15 +46,15 @@ HEADER_TAG = 0
 _HEAD = struct.Struct("<QQQI")
 _HEADER_BYTES = _HEAD.size + _native.MAX_BLOB + MOST_BYTES
 _BYE = 0
-"""The number that a rank which leaves gives in place of a call."""
+"""Sent in place of the number of a call by a rank that leaves."""
 _GRACE = 0.5
-"""Seconds in which lanes end by themselves once their connections are closed, as far as they do."""
+"""Seconds to wait for the end of lanes whose connections are closed."""
 _SLICE = 0.05
-"""How long a wait may keep Python from handling its signals, in seconds."""
+"""The longest wait before Python handles its signals, in seconds."""
 
 
 class _Header(NamedTuple):
-    """What a rank says when it enters a call, and what it sends along for the plan `eager`."""
+    """The header of a call, and the bytes that came with it for the plan `eager`."""
 
     signature: int
     blob: bytes
@@ -111,7 +111,7 @@ class NetworkNative:
         eager: int = 0,
         payloads: Mapping[int, Sequence[Payload]] = MappingProxyType({}),
     ) -> None:
-        """Says what this rank means. eager: the number of the plan that payloads were made for."""
+        """Sends this rank's header. eager: the number of the plan that payloads were made for."""
         self._send(call, signature, blob, eager, payloads)
         self.inner.enter(call, signature, offsets, blob)
         with self._changed:
@@ -137,16 +137,16 @@ class NetworkNative:
     def _post(self, messages: Mapping[int, torch.Tensor]) -> None:
         works = []
         for peer, message in messages.items():
-            # A peer that is gone is found out when its own header is missed.
+            # A lost peer is detected when its own header does not arrive.
             with suppress(RuntimeError):
                 works.append(self.transport.send(message, peer, HEADER_TAG))
         self._sent.append((messages, works))
 
     def _listen(self, peer: int) -> None:
-        """Takes in the headers of a peer, for as long as it is there."""
+        """Receives the headers of a peer until it leaves or is lost."""
         become_responsive()
-        # Two that take turns: when the next header but one comes, this rank has finished the call
-        # of this one. Pages that no payload has reached take no memory.
+        # Two buffers take turns: when the next header but one arrives, this rank has finished the
+        # call of this one. Pages that no payload has reached take no memory.
         buffers = [torch.empty(_HEADER_BYTES, dtype=torch.uint8) for _ in range(2)]
         try:
             for buffer in cycle(buffers):
@@ -172,7 +172,7 @@ class NetworkNative:
             self._stuck.add(peer)
 
     def _note(self, call: int, rank: int, header: _Header) -> None:
-        """Keeps a header; the last one of a call lets its flight go."""
+        """Keeps a header. The last header of a call starts its flight."""
         self._headers.setdefault(call, {})[rank] = header
         self._entered[rank] = call
         flight = self._waiting
@@ -182,8 +182,9 @@ class NetworkNative:
         self._changed.notify_all()
 
     def _start(self, flight: NetworkFlight, computes: bool = False) -> None:
-        """Lets a flight go if all ranks mean what it was made for; all headers are there. computes:
-        whether this is a compute thread, which does not post transfers itself (see `Poster`)."""
+        """Starts a flight if the headers, which have all arrived, are those that it was made for.
+        computes: whether this is a compute thread, which does not post transfers itself (see
+        `Poster`)."""
         if not self._agrees(flight.call, flight.signatures):
             return
         headers, eager = self._headers[flight.call], flight.program.eager
@@ -208,7 +209,7 @@ class NetworkNative:
 
     def _agrees(self, call: int, signatures: Sequence[int]) -> bool:
         headers = self._headers[call]
-        return all(headers[rank].signature == said for rank, said in enumerate(signatures))
+        return all(headers[rank].signature == own for rank, own in enumerate(signatures))
 
     def agree(self, call: int, signatures: Sequence[int], deadline: int) -> Outcome:
         until = time.monotonic() + _SLICE
@@ -246,7 +247,7 @@ class NetworkNative:
         signatures: Sequence[int],
         record: bool,
     ) -> NetworkFlight:
-        """A call that goes as soon as all headers are known to agree."""
+        """A flight that starts as soon as all headers are known to agree."""
         inside = [signatures[rank] for rank in self._members]
         flight = NetworkFlight(
             self.inner,
@@ -282,8 +283,8 @@ class NetworkNative:
             self.inner.cancel(flight.inner)
 
     def finish(self, flight: NetworkFlight) -> Outcome:
-        """Waits until nothing of the call is under way. Once it is cancelled, transfers end only
-        with their connections, and the group with these."""
+        """Waits until all copies and transfers of the call have ended. After a cancellation,
+        transfers end only when their connections are closed, which ends the group."""
         if flight.inner is None:
             return flight.outcome
         if flight.cancelled and flight.left:
@@ -317,8 +318,8 @@ class NetworkNative:
         return self._first_hand(flight, self.inner.wait_doorbell(flight.inner, seen))
 
     def _first_hand(self, flight: NetworkFlight, outcome: Outcome) -> Outcome:
-        """Says as a rank of the group what the native fabric says as one of the machine; a timeout
-        names the transfer's peer where that timed out too."""
+        """Translates the rank in an outcome from its number in the machine to that in the group. If
+        a transfer failed, its own outcome, which names the peer, takes precedence."""
         if outcome[0] in (OK, AGAIN, CANCELLED):
             return outcome
         if flight.outcome[0] != OK:
@@ -329,7 +330,7 @@ class NetworkNative:
         code, rank = outcome
         return (code, self._members[rank] if rank >= 0 else rank)
 
-    # -- the rest is the machine's -----------------------------------------------------------------
+    # -- passed on to the native fabric ------------------------------------------------------------
 
     def allocate(self, size: int) -> _native.Block:
         return self.inner.allocate(size)
@@ -365,7 +366,7 @@ class NetworkNative:
     # -- the end -----------------------------------------------------------------------------------
 
     def fail(self, call: int) -> None:
-        """Ends the group for this rank; peers hear of it by their connections."""
+        """Ends the group for this rank. Closing the connections informs its peers."""
         self._failed_in = call
         self.inner.fail(call)
         self.transport.abort()
@@ -376,7 +377,7 @@ class NetworkNative:
         return self.inner.failed(self._members.index(rank)) if rank in self._members else 0
 
     def leave(self) -> None:
-        """Says good-bye and ends every thread."""
+        """Informs the peers that this rank leaves, and ends every thread."""
         if self._closed:
             return
         self._closed = True

@@ -1,4 +1,4 @@
-"""Threads that mostly sleep, and should run at once when they wake."""
+"""For threads that mostly sleep and should run at once when they wake."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _PR_SET_TIMERSLACK = 29
 
 
 def become_responsive() -> None:
-    """Asks for exact timers and a short slice, as engines do: a thread that mostly sleeps should
-    run at once when it wakes. Where the kernel does not know this, nothing changes."""
+    """Asks the kernel for exact timers and a short time slice, as engines do. On kernels that do
+    not support this, nothing changes."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(1), 0, 0, 0)
     number = _SCHED_SETATTR.get(platform.machine())

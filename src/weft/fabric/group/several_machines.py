@@ -1,8 +1,8 @@
 """Ranks on several machines. Those of one machine share memory, as on the host fabric; between
 machines the same plans run over point-to-point transfers of torch.distributed.
 
-Nothing has to be symmetric between machines: a plan's copy becomes a send and a receive, and the
-tasks before it keep back the one or the other, each on the rank where they run.
+Nothing has to be symmetric between machines: a copy becomes a send and a receive, and each of its
+dependencies delays the one that is on its own rank.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from weft.strategy import Strategy
 CAN = Capabilities("group", adaptive=True, two_level=True, paced=True)
 
 STORE_SECONDS = 2.0
-"""Seconds in which the group's store must answer why a peer is gone, before it counts as dead."""
+"""Seconds to wait for the note of a lost peer in the group's store, before it counts as dead."""
 
 
 class SeveralMachines:
@@ -45,21 +45,21 @@ class SeveralMachines:
     can = CAN
 
     def __init__(self, group: dist.ProcessGroup, cards: Sequence[Hello], deadline: float) -> None:
-        # Not held: destroy_process_group must end the threads of the backend before Python ends.
+        # A weak reference, so that destroy_process_group ends the threads of the backend in time.
         self._group = weakref.ref(group)
         self._rank, world = dist.get_rank(group), dist.get_world_size(group)
         flat = cards[0].fabric == "flat"
         self.nodes = _nodes([card.machine for card in cards], flat)
         """The machine of every rank, numbered in the order of ranks."""
         self.levels = 2
-        """2: what ranks of a machine share crosses the network once. 1 treats all peers alike, to
-        see what that gains; the same on all ranks, and set before the first call."""
+        """2: data that ranks of a machine share crosses the network once. 1 treats all peers alike,
+        for comparison. It must be the same on all ranks, and set before the first call."""
         own = self.nodes[self._rank]
         self.members = [rank for rank in range(world) if self.nodes[rank] == own]
         self.heap = open_heap(group, self.members, deadline)
         self._relay: _native.Block | None = None
         if len(self.members) > 1:
-            # Sparse as all of the heap: what is never touched takes no memory.
+            # Sparse, like the heap: untouched pages take no memory.
             self._relay = self.heap.allocate(heap_span() // 2)
         number = _times_opened(group, self._rank)
         self._notes = f"weft/notes/{number}"
@@ -68,7 +68,7 @@ class SeveralMachines:
             transport = open_transport(group, f"weft/network/{number}", deadline)
         except Unsupported as failure:
             error = str(failure)
-        # A rank that is not connected may know it late, and the others should know why.
+        # A rank may fail to connect late, and the others should raise its error.
         limit = deadline + connect_seconds(deadline)
         answers = exchange(group, range(world), "connected", {"error": error}, limit)
         for rank, card in enumerate(answers):
@@ -128,7 +128,8 @@ class SeveralMachines:
         return self.native.launch(program, call, deadline, tensors, signatures, record)
 
     def relays(self, call: int) -> dict[str, SharedBlock]:
-        """Where carriers keep what their mates need: one half of it in every other call."""
+        """The memory in which carriers keep data for the other ranks of the machine. Two halves
+        take turns."""
         if self._relay is None:
             return {}
         half = self._relay.size // 2
@@ -194,14 +195,14 @@ def _times_opened(group: dist.ProcessGroup, rank: int) -> int:
 
 
 def _in_time(function: Callable[[], Any], seconds: float) -> Any:
-    """What a function gives if it gives it in time, else None: a store whose host is gone answers
-    nobody, and its clients wait for minutes."""
+    """The result of a function, or None if it takes longer. A store whose host is lost does not
+    answer, and its clients wait for minutes."""
     found: list[Any] = []
 
     def run() -> None:
         try:
             found.append(function())
-        except Exception:  # the store is gone with its host: nothing was said
+        except Exception:  # the store is lost with its host, so there is no note
             found.append(None)
 
     thread = threading.Thread(target=run, daemon=True)

@@ -1,9 +1,9 @@
 """The network part of a call: its transfers, and the threads that wait for them.
 
-A plan's copy from another machine is a matched pair: the rank that pulls posts a receive, and the
-rank that has the source posts a send once the tasks before it have ended. Both know the pair by the
-number of its task, so nothing is said about it at run time. What has nothing to wait for is posted
-ahead when the ranks agree; the rest follows in the order of the plan.
+A copy from another machine is a matched pair: the rank that pulls posts a receive, and the rank
+that has the source posts a send when its dependencies have ended. The number of the task is the tag
+of both, so no other message is needed. Transfers without dependencies are posted when the ranks
+agree; the others follow in the order of the plan.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from weft.plan.tasks import Region
 Payload = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
 
 FIRST_TAG = 1
-"""The tag of task 0; below it is that of headers."""
+"""The tag of task 0. Tag 0 is that of headers."""
 
 
 @dataclass(frozen=True)
 class NetworkProgram:
-    """The engine part of a plan for one rank: copies inside the machine, transfers beyond it."""
+    """The copies of a plan for one rank: inside the machine, and transfers between machines."""
 
     native: _native.Program
     transfers: tuple[Transfer, ...]
@@ -56,10 +56,10 @@ class NetworkProgram:
 
 
 class Poster:
-    """A thread that runs jobs one after the other. Transfers are posted by such threads: gloo holds
-    a lock then, and its own thread, if it wakes on the same core, spins on it until the next tick.
-    It takes the core from a compute thread, but not from one that is as responsive and has just
-    begun to run."""
+    """A thread that runs jobs one after the other. Transfers are posted by such threads. While one
+    posts, it holds a lock of gloo. If gloo's own thread wakes on the same core, it would preempt a
+    compute thread and spin on that lock until the next scheduler tick. It does not preempt a thread
+    that is as responsive and has just started to run."""
 
     def __init__(self, name: str) -> None:
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -70,7 +70,7 @@ class Poster:
         self._jobs.put(job)
 
     def close(self, wait: bool = True) -> None:
-        """Ends the thread, at once or when its job does."""
+        """Ends the thread after its jobs. wait: whether to wait for that."""
         self._jobs.put(None)
         if wait:
             self._thread.join(timeout=5.0)
@@ -82,7 +82,7 @@ class Poster:
 
 
 class NetworkFlight:
-    """One call under way: its copies inside the machine and its transfers."""
+    """One running call: its copies inside the machine and its transfers."""
 
     def __init__(
         self,
@@ -115,18 +115,18 @@ class NetworkFlight:
 
     @property
     def left(self) -> int:
-        """How many lanes have not ended."""
+        """The number of lanes that have not ended."""
         return len(self._open)
 
     def start(
         self, lane_of: Callable[[int, bool], Poster], came: Mapping[int, Payload] | None = None
     ) -> None:
-        """Lets everything go; the ranks have agreed. came: what came with the headers of the peers,
-        where that is all that is to come."""
+        """Starts all copies and transfers, after the ranks have agreed. came: the bytes that came
+        with the headers of the peers, if no transfers follow."""
         pointers = [tensor.data_ptr() for tensor in self.tensors]
         lanes = self.program.by_lane() if came is None else {}
         self._open = set(lanes)
-        # Sends that wait for sums, and those for what is received, must not be waited for.
+        # Compute must not wait for sends that wait for sums or for received data.
         self._awaits_sends = self.program.serial and not any(
             t.waits for t in self.program.transfers if t.sends
         )
@@ -140,7 +140,7 @@ class NetworkFlight:
         )
         if came is not None:
             self._unpack(came)
-        # Receives first: a peer's send goes out at once if it knows of them.
+        # Receives first: a peer's send starts at once if its receive is posted.
         for (peer, sends), transfers in sorted(lanes.items(), key=lambda lane: lane[0][1]):
             try:
                 posted = [None if t.waits else self._post(t) for t in transfers]
@@ -153,7 +153,7 @@ class NetworkFlight:
             )
 
     def _unpack(self, came: Mapping[int, Payload]) -> None:
-        """Puts what came with the headers where it belongs."""
+        """Copies the bytes that came with the headers into their buffers."""
         at = dict.fromkeys(came, 0)
         for transfer in self.program.transfers:
             if transfer.sends:
@@ -172,7 +172,7 @@ class NetworkFlight:
         return view_of(self.tensors[transfer.buffer], transfer.region)
 
     def fail(self, code: int, rank: int) -> None:
-        """Stops the call, unless it is stopped already."""
+        """Stops the call, unless it has already been stopped."""
         with self.changed:
             if self.outcome[0] == OK and not self.cancelled:
                 self.outcome = (code, rank)
@@ -181,9 +181,10 @@ class NetworkFlight:
             self.native.cancel(self.inner)
 
     def lost(self, peer: int, grace: float) -> bool:
-        """The connection to a peer is closed: whether lanes of it still wait after some seconds.
-        gloo fails what is posted on it, but not the receive that it was in the middle of, so a lane
-        may wait for nothing; it has ended as well, for nothing touches its buffers any more."""
+        """Called when the connection to a peer is closed. Returns whether one of its lanes still
+        waits after `grace` seconds. gloo fails all that is posted on the connection, except a
+        receive of which it has read a part. The lane of such a receive would wait forever. It
+        counts as ended, because nothing touches its buffers any more."""
         lanes = {(peer, False), (peer, True)}
         with self.changed:
             if self.changed.wait_for(lambda: not self._open & lanes, grace):
@@ -202,8 +203,8 @@ class NetworkFlight:
         self.forget([(peer, sends)])
 
     def _wait_until_sent(self) -> None:
-        """In a serial call compute has waited so long that it can wait for its own sends, too: it
-        would only take the core from the threads that a peer waits for."""
+        """Waits for this rank's own sends. In a serial call compute starts after them, because it
+        would take the core from the threads that a peer waits for."""
         with self.changed:
             self.changed.wait_for(
                 lambda: (
@@ -217,7 +218,7 @@ class NetworkFlight:
     def _run(
         self, peer: int, transfers: Sequence[Transfer], posted: list[_UnderWay | None]
     ) -> None:
-        """Waits for the transfers of a lane, posting those that had something to wait for."""
+        """Waits for the transfers of a lane, and posts those that have dependencies."""
         try:
             if transfers[0].sends:
                 for number, transfer in enumerate(transfers):
@@ -280,7 +281,7 @@ class _Stopped(Exception):
 
 @dataclass(slots=True)
 class _UnderWay:
-    """A transfer under way between a peer and `flat`, which stands for `view`."""
+    """A posted transfer between a peer and `flat`, a contiguous copy of `view` or `view` itself."""
 
     work: Posted
     flat: torch.Tensor
@@ -292,14 +293,14 @@ class _UnderWay:
 
 
 def view_of(whole: torch.Tensor, region: Region) -> torch.Tensor:
-    """The part of a buffer that a region is."""
+    """The part of a buffer that a region covers."""
     rows = whole[region.row : region.row + region.rows]
     return rows[:, region.column : region.column + region.columns]
 
 
 def bytes_of(matrix: torch.Tensor) -> Payload:
-    """A matrix as bytes. numpy copies them: threads of torch would take cores from compute. No
-    gradients: whether they are followed differs from thread to thread."""
+    """A matrix as bytes, for numpy to copy: threads of torch would take cores from compute. It is
+    detached, because gradient mode differs between threads."""
     return matrix.detach().view(torch.uint8).numpy()
 
 

@@ -1,9 +1,9 @@
-"""Point-to-point transfers between ranks: what the group fabric needs of torch.distributed.
+"""Point-to-point transfers between ranks, with torch.distributed.
 
-weft opens a process group of its own beside the caller's (as MPI libraries duplicate a
-communicator): its messages can never meet the caller's, and when it fails the caller's group still
-works. Transfers are asynchronous, and progress while compute runs: gloo's own threads move the
-bytes of everything that is posted.
+weft opens a process group of its own beside the caller's, as MPI libraries duplicate a
+communicator. Its messages never mix with the caller's, and if it fails, the caller's group still
+works. Transfers are asynchronous and progress while compute runs: gloo's own threads move the bytes
+of everything that is posted.
 """
 
 from __future__ import annotations
@@ -24,25 +24,26 @@ from weft.fabric.group.responsive import become_responsive
 ABORT_TAG = 2**31 - 1
 _FOREVER = timedelta(days=10_000)
 _CONNECT_WAITS = 5
-"""How often gloo waits for its timeout until it gives up to be connected."""
+"""The number of timeouts after which gloo gives up connecting."""
 
 
 class Posted(Protocol):
-    """A transfer under way."""
+    """A posted transfer."""
 
     def wait(self, timeout: timedelta = ...) -> bool: ...
 
 
 class Group(Protocol):
-    """What is used of a process group; a `dist.ProcessGroup` and each backend of one has it."""
+    """The methods of a process group that are used. `dist.ProcessGroup` and its backends have
+    them."""
 
     def send(self, tensors: list[torch.Tensor], dstRank: int, tag: int) -> Posted: ...  # noqa: N803
     def recv(self, tensors: list[torch.Tensor], srcRank: int, tag: int) -> Posted: ...  # noqa: N803
 
 
 class Transport:
-    """The messages of one rank. A message has a peer and a tag; a receive may be larger than what
-    comes. After `abort`, here or on a peer, everything under way fails on both."""
+    """The messages of one rank. A message has a peer and a tag; a receive may be larger than its
+    message. After `abort`, here or on a peer, all posted transfers fail on both."""
 
     def __init__(self, group: Group, rank: int, world: int) -> None:
         self._group = group
@@ -57,14 +58,14 @@ class Transport:
         return self._group.recv([tensor], peer, tag)
 
     def abort(self) -> None:
-        """Closes all connections: what waits here fails at once, and what waits on a peer as soon
-        as it hears of it."""
+        """Closes all connections. Transfers fail at once on this rank, and on a peer as soon as it
+        sees the closed connection."""
         with self._aborting:
             if self.aborted:
                 return
             self.aborted = True
-            # A transfer that passes its deadline is gloo's one way to close its connections.
-            # One to a peer that is gone fails at once and closes nothing else, so all are tried.
+            # gloo closes its connections only when a transfer passes its deadline. A transfer to a
+            # lost peer fails at once and closes nothing else, so all peers are tried.
             nothing = torch.empty(1, dtype=torch.uint8)
             for peer in self._peers:
                 with suppress(RuntimeError):
@@ -72,28 +73,28 @@ class Transport:
 
 
 def wait(work: Posted, seconds: float | None = None) -> None:
-    """Waits for a transfer; RuntimeError if it fails or takes longer."""
+    """Waits for a transfer. Raises RuntimeError if it fails or takes longer."""
     allowed = _FOREVER if seconds is None else timedelta(seconds=max(seconds, 1e-3))
     work.wait(allowed)
 
 
 def connect_seconds(deadline: float) -> float:
-    """How long opening a transport may take: a deadline, but not too short to connect in."""
+    """How long opening a transport may take: the deadline, but at least 10 seconds."""
     return max(deadline, 10.0)
 
 
 def open_transport(group: dist.ProcessGroup, name: str, deadline: float) -> Transport:
-    """A transport of all ranks of a group, which all must ask for under the same name."""
+    """A transport between all ranks of a group. All of them call this with the same name."""
     rank, world = dist.get_rank(group), dist.get_world_size(group)
     backend = _cpu_backend(group)
     if backend != "gloo" and not _is_accelerator(backend):
-        return Transport(group, rank, world)  # e.g. mpi: it has its own way between machines
+        return Transport(group, rank, world)  # e.g. mpi, which connects machines by itself
     store = dist.distributed_c10d._get_process_group_store(group)
     made: list[ProcessGroupGloo | RuntimeError] = []
 
     def make() -> None:
-        # gloo's threads come from this one, and are as responsive: they have little to do, and
-        # each time they wait for compute to leave the core the link stands still.
+        # gloo's threads are created by this one and inherit its responsiveness. They have little to
+        # do, and while they wait for compute to leave the core, the link is idle.
         become_responsive()
         try:
             limit = timedelta(seconds=connect_seconds(deadline) / _CONNECT_WAITS)

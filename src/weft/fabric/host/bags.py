@@ -1,5 +1,5 @@
-"""Bags of embedding lookups: what stands for the tensor of pooled rows, which is never made. Rows
-are pooled when a task asks for them, to where it wants them."""
+"""Bags of embedding lookups, in place of the tensor of pooled rows, which is never made. Rows are
+pooled when a task needs them, directly into its target."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from weft.errors import Unsupported
 from weft.fabric import _native
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3}
-"""The numbers that the native kernels know dtypes by."""
+"""The numbers of dtypes in native code."""
 
 
 class Bags:
-    """The lookups of one call on one rank; keeps its tensors alive."""
+    """The lookups of one call on one rank. It keeps its tensors alive."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Bags:
             column += dim
 
     def check(self) -> None:
-        """Refuses offsets and indices that would reach outside of their tensors."""
+        """Raises unless all offsets and indices are inside of their tensors."""
         code, number, at = self.native.check()
         if code == 0:
             return
@@ -72,10 +72,11 @@ class Bags:
         )
 
     def pool(self, row: int, rows: int, column: int, columns: int, target: torch.Tensor) -> None:
-        """Stores bags `row` on, columns `column` on, into a target of that shape."""
+        """Stores `rows` bags from `row` on, and `columns` columns from `column` on, into the
+        target."""
         pitch = target.stride(0) * target.element_size()
         self.native.pool(row, rows, column, columns, target.data_ptr(), pitch)
 
     def data_ptr(self) -> int:
-        """Bags have no place in memory."""
+        """0, because bags have no address."""
         return 0

@@ -1,5 +1,5 @@
-"""Copy engines for kernels that wait for chunks by themselves, as `weft.triton`'s do: chunks are
-pulled from peers in order, and each has a counter that a kernel can read."""
+"""Copy engines for kernels that wait for chunks by themselves, as those of `weft.triton` do. Chunks
+are pulled from peers in order, and each has a counter that a kernel can read."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ class Chunk(NamedTuple):
 
 
 class ChunkEngines:
-    """The engines of one rank. Counters are the fabric's, and show the number of the call."""
+    """The engines of one rank. The counters are those of the fabric; their value is the number of
+    the call."""
 
-    counter_stride = 2  # a counter is followed by the number of its sleepers
+    counter_stride = 2  # each counter is followed by the number of sleeping threads
 
     def __init__(self, fabric: ProcessFabric) -> None:
         self._fabric = fabric
@@ -37,7 +38,7 @@ class ChunkEngines:
         self._running: _native.Call | None = None
 
     def prepare(self, target: torch.Tensor, chunks: Sequence[Chunk]) -> None:
-        """Queues are made once: these chunks, into `target`, at every call."""
+        """Sets the chunks that every call copies into `target`."""
         me, program = self._fabric.rank, _native.Program()
         self._target = target
         for chunk in chunks:
@@ -50,7 +51,7 @@ class ChunkEngines:
         self._program = program if chunks else None
 
     def start(self, call: ProcessCall, signatures: Sequence[int]) -> int:
-        """Starts all copies of a call; gives the number that counters will show."""
+        """Starts all copies of a call; returns the value that their counters will have."""
         if self._program is not None:
             fabric, pointers = self._fabric, [self._target.data_ptr()]
             self._running = fabric.heap.launch(
@@ -59,7 +60,8 @@ class ChunkEngines:
         return call.number
 
     def end(self, sound: bool, doing: str) -> None:
-        """Waits until no engine touches a buffer; stops them first if the call is not sound."""
+        """Waits until no engine touches a buffer. Stops them first if the call has failed (not
+        `sound`)."""
         running, self._running = self._running, None
         if running is None:
             return
@@ -72,7 +74,7 @@ class ChunkEngines:
 
 
 def finish(fabric: ProcessFabric, running: _native.Call) -> Outcome:
-    """Waits until a launched program has ended, however it did."""
+    """Waits until a launched program has ended, with or without an error."""
     outcome = fabric.heap.finish(running)
     while outcome[0] == AGAIN:
         outcome = fabric.heap.finish(running)

@@ -1,7 +1,7 @@
 """A plan compiled for one rank of a fabric of processes: native copies, counters and waits.
 
-Engine lanes become a native program, which is launched at once with every command queued. A task
-that another lane waits for has a counter, which is set to the number of the call when it ends.
+Engine lanes become a native program, which is launched with all its commands at once. A task that
+another lane waits for has a counter, which is set to the number of the call when the task ends.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ _MAX_PEER_TENSORS = 256
 
 
 class Signals(NamedTuple):
-    """What a task of the compute lane waits for and signals. `remote`: it touches peers' memory."""
+    """The waits and the signal of a task of the compute lane. `remote`: it touches peers'
+    memory."""
 
     waits: tuple[Counter, ...]
     remote: bool
@@ -65,7 +66,7 @@ class EngineProgram:
         lane = plan.lanes.get((fabric.rank, COMPUTE), ())
         self.signals = {task.id: self._signals_of(task, counters) for task in lane}
         self.flies = num_lanes > 0 or bool(transfers) or any(s.waits for s in self.signals.values())
-        """Whether something must be launched: engines, or waits that engines can cancel."""
+        """Whether a flight must be launched: for copies, or for waits that can be cancelled."""
         workspace = [b for b in self.buffers if b.kind == "workspace"]
         self._private = [b for b in workspace if b.name not in slots]
         self._shared = [b for b in workspace if b.name in slots]
@@ -119,8 +120,9 @@ class EngineProgram:
         return program, len(lanes)
 
     def _transfers(self, counters: Mapping[int, Counter]) -> list[Transfer]:
-        """This rank's ends of the copies between machines. What a copy comes after holds back its
-        send if it runs where the source is, and its receive if it runs where the target is."""
+        """This rank's ends of the copies between machines. A dependency of a copy delays its send
+        if it runs on the rank of the source, and its receive if it runs on the rank of the
+        target."""
         rank, transfers = self.fabric.rank, []
         for task in self.plan.tasks:
             if not isinstance(task, Copy) or rank not in (task.rank, task.source.rank):
@@ -166,7 +168,7 @@ class EngineProgram:
     def waits_of(
         self, task: AnyTask, counters: Mapping[int, Counter], only: int | None = None
     ) -> tuple[Counter, ...]:
-        """The counters of other lanes that a task waits for; only: those of one rank."""
+        """The counters of other lanes that a task waits for. only: those of this rank alone."""
         tasks = self.plan.tasks
         return tuple(
             counters[before]
@@ -183,8 +185,8 @@ class EngineProgram:
         return tuple(sorted(near))
 
     def peer_tensor(self, call: int, region: Region) -> torch.Tensor:
-        """A peer's buffer, in place. It lies where the peer's header says; peers that stage their
-        inputs use the same two places again, so the tensors are kept."""
+        """A peer's buffer, in place, at the address in the peer's header. Peers that stage their
+        inputs use the same two addresses again, so the tensors are cached."""
         slot, place, heap = self._slots[region.buffer], self.places[region.rank], self.fabric.heap
         pointer = heap.peer_pointer(call, place, slot)
         key = (region.rank, region.buffer, pointer)
@@ -215,8 +217,8 @@ class EngineProgram:
 
 
 def counters_of(plan: Plan, places: Mapping[int, int]) -> dict[int, Counter]:
-    """The counter of every task of these ranks that another lane waits for. Other ranks are on
-    other machines, where transfers wait for tasks."""
+    """The counters of the tasks that another lane waits for, on the ranks of this machine. On other
+    machines transfers wait for tasks."""
     used = [0] * plan.operation.world
     counters: dict[int, Counter] = {}
     for task in plan.tasks:

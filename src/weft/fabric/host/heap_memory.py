@@ -19,7 +19,8 @@ class HeapMemory:
     """The memory of one rank that the members of its machine can reach."""
 
     def __init__(self, heap: _native.Fabric, lock: threading.RLock, alone: bool) -> None:
-        """lock: the fabric's. alone: nobody shares the heap, so inputs need not be staged."""
+        """lock: the lock of the fabric. alone: no other rank shares the heap, so inputs need not be
+        staged."""
         self._heap = heap
         self._lock = lock
         self._alone = alone
@@ -53,9 +54,9 @@ class HeapMemory:
         self.outputs.abandon(output.tensor)
 
     def share(self, tensor: torch.Tensor, turn: int) -> tuple[int, bool]:
-        """Puts a contiguous tensor where peers can read it: (its offset in the heap, whether it was
-        there already). Ordinary tensors are staged. Two stages take turns, and the last readers of
-        a stage have left before its turn comes again."""
+        """Makes a contiguous tensor readable for peers. Returns its offset in the heap, and whether
+        it is read in place. Other tensors are copied into a stage. Two stages take turns, and the
+        last readers of a stage have finished before its next turn."""
         if self._alone:
             return 0, False
         pointer = tensor.data_ptr()
@@ -71,8 +72,8 @@ class HeapMemory:
         return stage.offset, False
 
     def workspace(self, name: str, size: int, turn: int) -> SharedBlock:
-        """Memory for one call that peers may read and write. Like stages, there are two of each
-        name that take turns: by a call's turn nobody touches what an earlier one left there."""
+        """Memory for one call that peers may read and write. Like stages, two of each name take
+        turns: when a call uses one, no rank still uses what an earlier call left there."""
         key = (name, turn)
         found = self._shared.get(key)
         if found is None or found.size < size:
@@ -85,7 +86,7 @@ class HeapMemory:
         return found
 
     def private(self, size: int) -> torch.Tensor:
-        """Private memory for one call at a time, kept between calls."""
+        """Private memory for one call at a time. It is kept between calls."""
         if self._workspace.numel() < size:
             self._workspace = torch.empty(size, dtype=torch.uint8)
         return self._workspace
@@ -100,7 +101,7 @@ class HeapMemory:
             ) from None
 
     def clear(self) -> None:
-        """Lets go of everything that no tensor of the user needs."""
+        """Frees everything that no tensor of the user needs."""
         self._stage = [None, None]
         self._shared.clear()
         self.outputs.clear()

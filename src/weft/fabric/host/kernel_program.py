@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from weft.fabric.processes import ProcessFabric
 
 MOST_ROWS = 32
-"""Beyond so many rows torch's GEMM is the better one."""
+"""With more rows, torch's GEMM is faster."""
 
 _PRODUCTS, _BAGS, _WAIT = 0, 1, 3
 _TYPES = {str(dtype).removeprefix("torch."): number for dtype, number in TYPES.items()}
 
 
 def is_native(plan: Plan) -> bool:
-    """Whether the native kernels can run all of the plan."""
+    """Whether the native kernels can run the whole plan."""
     if not plan.one_launch or _TYPES.get(plan.operation.dtype, 3) == 3:
         return False
     return all(
@@ -47,12 +47,12 @@ def is_native(plan: Plan) -> bool:
 
 
 def _is_summed(task: Tiles) -> bool:
-    """Whether products are of few rows and go into sums, as the native ones do."""
+    """Whether all products have few rows and are parts of sums, as native products are."""
     return all(p.c.rows <= MOST_ROWS and p.c.buffer in ("inbox", "partial") for p in task.parts)
 
 
 class KernelProgram(EngineProgram):
-    """A plan made ready for one rank, as one native kernel."""
+    """A plan compiled for one rank, as one native kernel."""
 
     computes = False
 
@@ -106,7 +106,7 @@ class KernelProgram(EngineProgram):
 
 
 class KernelFlight:
-    """One call of a kernel program: all of it happens in `end`."""
+    """One call of a kernel program. The kernel runs in `end`."""
 
     paced = False
 
@@ -146,11 +146,11 @@ class KernelFlight:
         return Ended(Timeline(tuple(spans), str(plan.schedule)))
 
     def cancel(self) -> None:
-        """When `end` has raised, the kernel has stopped."""
+        """Does nothing: when `end` has raised, the kernel has stopped."""
 
 
 def _operands(tensors: Mapping[str, torch.Tensor]) -> _native.Operands:
-    """What the kernel works on, as it lies in memory."""
+    """The operands of the kernel: addresses, types and strides."""
     operands = _native.Operands()
     if "bags" in tensors:
         operands.set_bags(cast(Bags, tensors["bags"]).native)

@@ -82,7 +82,7 @@ class OneMachine:
         return None
 
     def leave_word(self, call: int, error: Error) -> None:
-        """Peers see in shared memory that this rank gave up."""
+        """Does nothing: peers see in shared memory that this rank gave up."""
 
     def close(self) -> None:
         self.heap.leave()

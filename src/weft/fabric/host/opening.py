@@ -14,12 +14,12 @@ from weft.fabric.link import Link
 from weft.fabric.rendezvous import check_versions, exchange, machine
 
 SPIN_NS = 100_000
-"""How long a waiting compute thread spins before it sleeps, where every rank has a core."""
+"""How long a waiting compute thread spins before it sleeps, if every rank has a core."""
 
 
 @dataclass(frozen=True)
 class _Card:
-    """What a rank publishes for the others when they meet."""
+    """The card of a rank for the others of its machine."""
 
     machine: str
     pid: int
@@ -30,8 +30,8 @@ class _Card:
 
 
 def open_heap(group: dist.ProcessGroup, members: Sequence[int], deadline: float) -> _native.Fabric:
-    """The memory that this rank shares with the members of its machine, and its copy engines; made
-    by all members together."""
+    """The memory that this rank shares with the members of its machine, and its copy engines. All
+    members call this together."""
     here, world = list(members).index(dist.get_rank(group)), len(members)
     if world > _native.MAX_WORLD:
         raise Unsupported(f"the host fabric takes up to {_native.MAX_WORLD} ranks, not {world}")
@@ -68,14 +68,14 @@ def open_heap(group: dist.ProcessGroup, members: Sequence[int], deadline: float)
                 native.watch(place, os.pidfd_open(card.pid))
     except (RuntimeError, OSError) as failure:
         error = f"cannot share memory with rank {members[0]}: {failure}"
-    # A second round, so that every rank has opened the memory or all know that one could not.
+    # A second exchange: either every rank has opened the memory, or all raise the error of one.
     _check(swap(replace(own, error=error), "opened"), members)
     assert native is not None
     return native
 
 
 def _check(cards: Sequence[_Card], members: Sequence[int]) -> None:
-    """Raises unless all ranks could do their part, on the same machine with the same weft."""
+    """Raises unless all ranks succeeded and are on the same machine, with the same version."""
     for rank, card in zip(members, cards, strict=True):
         if card.error:
             raise Unsupported(f"rank {rank} {card.error}")
@@ -88,7 +88,8 @@ def _check(cards: Sequence[_Card], members: Sequence[int]) -> None:
 
 
 def heap_span() -> int:
-    """Bytes of each rank's part of the heap. It is only a limit: pages come when touched."""
+    """Bytes of each rank's part of the heap. It is only a limit: a page takes memory when
+    touched."""
     text = os.environ.get("WEFT_HEAP", "")
     if text:
         try:

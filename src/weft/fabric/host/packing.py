@@ -1,7 +1,7 @@
-"""Weights as the kernels for few rows like them: with the elements of a column side by side.
+"""Weights in the layout that suits the kernels for few rows: with contiguous columns.
 
-`linear.weight.t()` is so already. Others are packed when they are seen for the second time, and
-the pack is kept for as long as the weight is there and has not been written to.
+`linear.weight.t()` has this layout. Other weights are packed when they are used for the second
+time, and the packed copy is kept for as long as the weight exists and is not written to.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from weft.fabric import _native
 from weft.fabric.host.bags import TYPES
 
 Place = tuple[int, int, bool, int, int]
-"""Of a weight: its address, its type, whether its columns are contiguous, the bytes from a row (or
-a column) to the next, and how many rows it has."""
+"""A weight in memory: its address, its type, whether its columns are contiguous, the bytes from one
+row (or column) to the next, and the number of its rows."""
 
 _SWITCH = "WEFT_PREPACK"
 _SAMPLES = 16
@@ -28,7 +28,7 @@ class _Pack(NamedTuple):
     storage: StorageWeakRef
     version: int
     columns: torch.Tensor | None
-    """[K, N], the elements of a column side by side."""
+    """[K, N] with contiguous columns."""
     place: Place | None
 
 
@@ -36,11 +36,11 @@ _packs: dict[tuple[object, ...], _Pack] = {}
 
 
 def packed(w: torch.Tensor) -> tuple[torch.Tensor, Place]:
-    """w, or an equal tensor whose columns lie together if w has been here before; and where it is.
-    Rows or columns of what it gives lie together, whatever w is a view of.
+    """w, or its packed copy with contiguous columns if w was used before; and its place in memory.
+    The rows or the columns of the result are contiguous, whatever w is a view of.
 
-    A write to w is noticed by its version counter; writes through `w.data` leave no trace there, so
-    some elements are compared as well.
+    A write to w changes its version counter. Writes through `w.data` do not, so some elements are
+    compared as well.
     """
     k, n = shape = w.shape
     row, column = strides = w.stride()
@@ -69,8 +69,8 @@ def packed(w: torch.Tensor) -> tuple[torch.Tensor, Place]:
 
 
 def _by_columns(w: torch.Tensor) -> torch.Tensor:
-    """A copy of w with the elements of a column side by side. It is read from end to end again and
-    again, so it is put on large pages, if the system has some."""
+    """A copy of w with contiguous columns. It is read completely in every call, so it is put on
+    large pages, if the system has some."""
     k, n = w.shape
     columns = torch.empty(n, k, dtype=w.dtype)
     _native.advise_huge(columns.data_ptr(), columns.nbytes)
@@ -78,7 +78,7 @@ def _by_columns(w: torch.Tensor) -> torch.Tensor:
 
 
 def _by_rows(w: torch.Tensor) -> tuple[torch.Tensor, Place]:
-    """w with the elements of a row side by side."""
+    """w with contiguous rows."""
     w = w if w.stride(1) == 1 else w.contiguous()
     return w, (w.data_ptr(), TYPES[w.dtype], False, w.stride(0) * w.element_size(), w.shape[0])
 
@@ -91,5 +91,5 @@ def _forget_dead() -> None:
 
 
 def _is_gone(pack: _Pack) -> bool:
-    """Whether the weight of a pack is no more."""
+    """Whether the weight of a pack no longer exists."""
     return bool(pack.storage.expired())  # type: ignore[no-untyped-call]

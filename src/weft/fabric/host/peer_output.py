@@ -1,7 +1,7 @@
-"""Results in shared memory, into which peers store while a call is under way.
+"""Results in shared memory, into which peers store during a call.
 
-A result belongs to the caller once the call is over. When its last tensor is gone, the memory is
-kept for the next result of its size, because fresh pages cost more than what is stored into them.
+A result belongs to the caller when the call has ended. When its last tensor is gone, the memory is
+kept for the next result of its size, because new pages cost more than the stores into them.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _MOST_SHAPES = 1024
 _GRAIN = 1 << 16
 
 _count_uses: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_Count", None)
-"""How many tensors there are on a storage, where torch can tell."""
+"""The number of tensors on a storage, if this version of torch has the function."""
 
 Allocate = Callable[[int], _native.Block]
 
 
 @dataclass
 class _Kept:
-    """Memory that is given out again and again, whenever no tensor on it is left but its own."""
+    """Memory that is reused whenever no tensor but its own is left on it."""
 
     tensor: torch.Tensor
     offset: int
@@ -37,11 +37,11 @@ class _Kept:
     uses: int
 
     def is_free(self) -> bool:
-        """Whether nobody has a tensor on it."""
+        """Whether no tensor of a caller is left on it."""
         return _count_uses is not None and _count_uses(self.storage) == self.uses
 
     def given(self, shape: Sequence[int], dtype: torch.dtype) -> PeerOutput:
-        """A tensor of its own for the caller."""
+        """A new tensor on this memory for the caller."""
         tensor = self.tensor
         if tensor.shape != shape or tensor.dtype != dtype:
             raw = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
@@ -67,7 +67,7 @@ class PeerOutputs:
 
     def make(self, shape: Sequence[int], dtype: torch.dtype, allocate: Allocate) -> PeerOutput:
         """Memory for a result. Most callers hold few results of one size at a time and get memory
-        that was kept, which is quick; those who hold more get new memory."""
+        that was kept, which is fast. Callers that hold more get new memory."""
         last = self._last.get((shape, dtype))
         if last is not None and last.is_free():
             return last.given(shape, dtype)
@@ -90,7 +90,7 @@ class PeerOutputs:
         return PeerOutput(_shaped(torch.from_numpy(array), shape, dtype), block.offset)
 
     def abandon(self, tensor: torch.Tensor) -> None:
-        """Never reuses the memory of a result: a peer may still store into it."""
+        """Never reuses the memory of a result, because a peer may still store into it."""
         self._abandoned.append(tensor)
 
     def clear(self) -> None:

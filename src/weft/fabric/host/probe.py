@@ -1,7 +1,7 @@
 """Measurements of the host fabric's native parts: copies by engines, signals, wake-ups.
 
-Calibration and benchmarks time these by themselves, without a plan. All ranks of the group call
-each function together.
+Calibration and benchmarks time these parts alone, without a plan. All ranks of the group call each
+function together.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Strip(NamedTuple):
 
 @dataclass(frozen=True)
 class Copied(Generic[T]):
-    """What copies took: (start, end) of each if they were recorded, and the seconds that the
-    engine had a core for them; and what ran beside them gave."""
+    """The times of copies: (start, end) of each if they were recorded, and the seconds of processor
+    time of the engine. beside: the result of what ran meanwhile."""
 
     spans: list[tuple[float, float]]
     busy: float
@@ -70,7 +70,7 @@ class EngineCopies:
             self._program.add(peer, number, holds_core, here, there, *size, [], -1, [])
 
     def run(self, beside: Callable[[], T], record: bool = False) -> Copied[T]:
-        """Makes all copies while `beside` runs on this thread."""
+        """Runs all copies while `beside` runs on this thread."""
         fabric, heap = self._fabric, self._fabric.heap
         with fabric.call(_PROPOSAL, Exposed({"source": self._source})) as call:
             call.meet()
@@ -127,8 +127,8 @@ def round_trip(fabric: Fabric) -> float | None:
 
 
 def wake_up(fabric: Fabric, delay: float) -> int:
-    """The moment, in nanoseconds, at which rank 0 signalled `delay` seconds after rank 1 began to
-    wait, or at which rank 1 ran again."""
+    """On rank 0, the moment in nanoseconds at which it signalled, `delay` seconds after rank 1
+    began to wait. On rank 1, the moment at which it ran again."""
     own, heap = host(fabric), host(fabric).heap
     with own.call(_PROPOSAL, NOTHING_EXPOSED) as call:
         flight = heap.launch(_native.Program(), call.number, own.deadline_ns(), [], [], False)
@@ -146,7 +146,7 @@ def wake_up(fabric: Fabric, delay: float) -> int:
 
 
 def look_at_counters(fabric: Fabric, count: int) -> None:
-    """What compute does to learn which of so many chunks have arrived."""
+    """Checks which of `count` chunks have arrived, as compute does."""
     own = host(fabric)
     own.heap.doorbell()
     own.heap.reached(own.number, [(fabric.rank, number) for number in range(count)])
@@ -160,7 +160,7 @@ def multiply(x: torch.Tensor, w: torch.Tensor, y: torch.Tensor) -> None:
 
 
 def host(fabric: Fabric) -> ProcessFabric:
-    """The fabric, if its ranks are processes of one machine."""
+    """Raises unless the ranks of the fabric are processes of one machine; returns the fabric."""
     if not isinstance(fabric, ProcessFabric) or not fabric.can.direct:
         raise Unsupported("this is measured with all ranks of a group on one machine only")
     return fabric

@@ -46,7 +46,7 @@ class ProcessCall:
     ) -> None:
         self.fabric = fabric
         self.label = proposal.operation
-        """What error messages call this call."""
+        """The name of this call in error messages."""
         self.shared: dict[str, torch.Tensor] = {}
         """The bytes of the workspaces that peers touch."""
         self._proposal = proposal
@@ -75,7 +75,7 @@ class ProcessCall:
         try:
             offsets = self._place() if fabric.world > 1 else []
         except Error as error:
-            # Every rank must hear that this one has no memory for the call.
+            # All ranks must raise, because this one has no memory for the call.
             self._post(Proposal.of_error(proposal.operation, error), [], None)
             self.meet()
             raise
@@ -83,7 +83,7 @@ class ProcessCall:
             self._post(proposal, offsets, getattr(self._expected, "engines", None))
 
     def _place(self) -> list[int]:
-        """Puts what peers may touch where they can reach it; the addresses for the header."""
+        """Places the memory that peers may touch; returns its offsets, for the header."""
         exposed, memory, turn = self._exposed, self.fabric.memory, self.number % 2
         offsets = []
         for tensor in exposed.inputs.values():
@@ -131,7 +131,7 @@ class ProcessCall:
         return [heap.peer_pointer(self.number, rank, slot) for rank in range(self.fabric.world)]
 
     def peer_failure(self) -> Outcome | None:
-        # With a deadline that is over this only looks: all done, still at it, or lost.
+        # With a deadline in the past this does not wait: it only returns the state of the peers.
         outcome = self.fabric.native.wait_released(self.number, 0)
         return outcome if outcome[0] not in (OK, AGAIN, TIMEOUT) else None
 
@@ -173,8 +173,8 @@ class ProcessCall:
 
 
 def break_off(fabric: ProcessFabric, call: int, error: BaseException) -> None:
-    """Ends a call that an error has ended on this rank. The group is over unless all ranks know
-    the reason."""
+    """Ends a call after an error on this rank. The group fails, unless the error is a `weft.Error`,
+    which all ranks raise."""
     if not isinstance(error, Error):
         fabric.give_up(Error(f"rank {fabric.rank} was interrupted by {type(error).__name__}"))
     fabric.native.done(call)

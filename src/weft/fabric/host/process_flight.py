@@ -1,7 +1,7 @@
 """One call under way on one rank of a fabric of processes: waits and signals of its compute lane.
 
-Until all headers are known to agree, a rank touches only its own memory and signals nothing: its
-plan may have to be made anew, and peers must not take a counter of the old plan for one of the new.
+Until all headers are known to agree, a rank touches only its own memory and signals nothing. Its
+plan may have to be replaced, and peers must not take a counter of the old plan for one of the new.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NOTHING = Timeline(())
 
 
 class Ended:
-    """The end of a call on the host: when a flight has ended, its results are there."""
+    """The end of a call on the host, where the results are complete when the flight has ended."""
 
     __slots__ = ("_timeline",)
 
@@ -32,7 +32,7 @@ class Ended:
         self._timeline = timeline
 
     def wait(self) -> None:
-        """The results are there already."""
+        """Does nothing: the results are complete."""
 
     def timeline(self) -> Timeline:
         return self._timeline
@@ -88,7 +88,7 @@ class ProcessFlight:
     # -- waits and signals -------------------------------------------------------------------------
 
     def _agree(self) -> None:
-        """Waits until every rank has entered, with the header that the plan was made for."""
+        """Waits until every rank has entered, with the headers that the plan was made for."""
         if self._agreed:
             return
         signatures = self._program.signatures
@@ -132,7 +132,7 @@ class ProcessFlight:
         if self._agreed:
             self._native.signal(self._call, signals.counter, signals.rings)
             return
-        # Kept back until the ranks are known to agree.
+        # Delayed until the ranks are known to agree.
         self._pending.append(signals)
         native, call = self._native, self._call
         if all(native.entered(rank) >= call for rank in range(self._fabric.world)):
@@ -141,7 +141,7 @@ class ProcessFlight:
     def ready(self, tasks: Sequence[AnyTask]) -> list[bool]:
         self._seen = self._native.doorbell()
         waits = [self._signals[task.id].waits for task in tasks]
-        if not self._agreed:  # until then another plan may have set the counters
+        if not self._agreed:  # until then the counters may be those of another plan
             return [not some for some in waits]
         nothing = (self._program.here, 0)
         first = self._native.reached(self._call, [some[0] if some else nothing for some in waits])
@@ -165,7 +165,7 @@ class ProcessFlight:
             self._engine_failed(waiting.label)
 
     def _engine_failed(self, label: str) -> None:
-        """An engine has stopped the call: raises its reason, or that the headers disagree."""
+        """Raises the error for which an engine stopped the call, or `Disagree`."""
         outcome = self._quiesce()
         if outcome[0] == DISAGREE:
             raise Disagree
@@ -197,7 +197,7 @@ class ProcessFlight:
                 self._pace(self._fabric.heap.reserve(*ends, size, since), region)
 
     def _pace(self, until: int, region: Region) -> None:
-        """A region is through the link at a moment: holds the compute thread until then."""
+        """Holds the compute thread until the link would have transferred a region."""
         self._hold(until, f"{region} to come through the link")
 
     def _hold(self, until: int, waiting_for: str) -> None:
@@ -230,8 +230,8 @@ class ProcessFlight:
         self._quiesce()
 
     def _quiesce(self) -> Outcome:
-        """Waits until no engine touches a buffer of this call any more: after an error, none may
-        once it has been raised."""
+        """Waits until no engine touches a buffer of this call. This must be so before an error is
+        raised."""
         if self._flight is None:
             return (OK, -1)
         self._native.cancel(self._flight)
@@ -249,8 +249,8 @@ class ProcessFlight:
 
 
 class StoringFlight(ProcessFlight):
-    """A plan of one launch that runs task by task. On a paced link, compute goes on while what it
-    stored is under way, and a task's counter is set when the link has brought it."""
+    """A plan of one launch that runs task by task. On a paced link, compute continues while its
+    stores are in transfer, and the counter of a task is set when they would have arrived."""
 
     __slots__ = ("_due", "_under_way")
 
@@ -282,7 +282,7 @@ class StoringFlight(ProcessFlight):
         return super().end()
 
     def _deliver(self) -> None:
-        """Before it waits, a rank lets go what its peers may wait for."""
+        """Sets all delayed counters before this rank waits, because its peers may wait for them."""
         while self._under_way:
             until, task = self._under_way.pop(0)
             self._hold(until, f"{task.label!r} to come through the link")
@@ -290,7 +290,7 @@ class StoringFlight(ProcessFlight):
 
 
 def span_of(plan: Plan, task: AnyTask, rank: int, lane: str, start: int, end: int) -> Span:
-    """The span of a task from one moment to another, in nanoseconds."""
+    """The span of a task; start and end are in nanoseconds."""
     flops = task.num_flops if isinstance(task, Tiles) else 0
     if isinstance(task, Matmul):
         flops = 2 * task.c.num_elements * task.inner

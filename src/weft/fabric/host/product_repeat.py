@@ -1,9 +1,8 @@
-"""A product of few rows that this rank has computed before, computed again with other operands.
+"""Repeats a product of few rows with other operands.
 
-In decoding the same small product is made again and again, and what a rank does between two
-products costs as much as the product. So everything that follows from sizes alone is kept: the
-header, the kernel, and the headers that peers are expected to have. The rest is one native call,
-which enters, computes and ends.
+Decoding repeats the same small products, and the work around such a product costs as much as the
+product. So everything that follows from the sizes is kept: the header, the kernel, and the expected
+headers of the peers. The rest is one native call, which enters, computes and ends.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ if TYPE_CHECKING:
     from weft.fabric.host.kernel_program import KernelProgram
 
 BUFFERS = ["x", "w", "y", "partial", "inbox"]
-"""The buffers of the kernel, in the order in which the native part takes them."""
+"""The buffers of the kernel, in the order of the native code."""
 SLOTS = ["inbox", "y"]
 
 
 class ProductRepeat:
-    """All of a call but its operands. Implements `weft.fabric.Repeat`."""
+    """A call without its operands. Implements `weft.fabric.Repeat`."""
 
     __slots__ = ("_fabric", "_label", "_native")
 
@@ -85,5 +84,5 @@ class ProductRepeat:
         except BaseException as error:
             break_off(fabric, call, error)
             raise
-        del kept  # until here the weight had to stay where it is
+        del kept  # the packed weight had to exist until here
         return True

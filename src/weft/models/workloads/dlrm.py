@@ -18,9 +18,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
+from weft.dtype import ITEM_BYTES
 from weft.errors import Unsupported
 from weft.machine import Cluster
-from weft.machine.description import DTYPES, Count, Positive, Share
+from weft.machine.description import Count, Positive, Share
 from weft.models.workloads.step import StepBuilder
 
 
@@ -111,7 +112,7 @@ def step(config: DlrmConfig, cluster: Cluster, size: float, slices: int | None) 
         for part in range(slices)
     )
     last = _forward(build, config, "bottom", (config.dense_features, *config.bottom), size, ())
-    item = DTYPES[config.dtype][0]
+    item = ITEM_BYTES[config.dtype]
     traffic = size * features * item  # the interaction reads all features and writes as much
     last = build.moving("interaction", "permute", traffic, traffic, (last, *arrived))
     last = _cross(build, config, "cross", size, features, last, 1)

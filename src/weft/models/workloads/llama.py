@@ -17,9 +17,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from weft.dtype import ITEM_BYTES
 from weft.errors import Unsupported
 from weft.machine import Cluster
-from weft.machine.description import DTYPES, Count, Positive, Share
+from weft.machine.description import Count, Positive, Share
 from weft.models.workloads.step import StepBuilder
 
 
@@ -97,7 +98,7 @@ class _Block:
         self.devices = build.cluster.devices
         head = config.hidden // config.heads
         self.kv = 2.0 * config.kv_heads * head  # keys and values of a token
-        self.item = DTYPES[config.dtype][0]
+        self.item = ITEM_BYTES[config.dtype]
         self.bytes = tokens * config.hidden * self.item  # activations that are gathered
         context = config.sequence
         if config.between == "sequence":

@@ -21,8 +21,6 @@ from weft.simulate.cluster.wiring import Axes, Wiring
 LEVEL = ("direct", "ring", "one-way", "halving-doubling", "tree")
 """What a single level can do."""
 
-KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
-
 
 def over_axis(wiring: Wiring, kind: str, total: float, axis: int, algorithm: str) -> list[Round]:
     """Rounds of a collective over one axis. `total` is the gathered result, the input of a

@@ -8,6 +8,7 @@ from typing import Any
 
 from weft.errors import Unsupported
 from weft.machine import Cluster
+from weft.plan.collective import find_kind
 from weft.simulate.cluster.bound import bound
 from weft.simulate.cluster.engine import Ran, Task, run
 from weft.simulate.cluster.lowering import CHUNKED, FLAT, Algorithm, lower
@@ -55,8 +56,7 @@ class Answer:
         if not self.seconds:
             return 0.0
         world = self.cluster.world
-        times = 2.0 if self.kind == "all_reduce" else 1.0
-        return times * self.total * (world - 1) / world / self.seconds
+        return find_kind(self.kind).phases * self.total * (world - 1) / world / self.seconds
 
     def timeline(self) -> Timeline:
         return self.ran.timeline(f"{self.kind} {self.algorithm}")

@@ -7,6 +7,7 @@ switch, and for an all-to-all the links of a ring, which bytes must follow to ge
 from __future__ import annotations
 
 from weft.machine import Cluster
+from weft.plan.collective import find_kind
 
 
 def bound(cluster: Cluster, kind: str, total: float) -> tuple[float, str]:
@@ -15,8 +16,7 @@ def bound(cluster: Cluster, kind: str, total: float) -> tuple[float, str]:
     if not cuts:
         return 0.0, "nothing to move"
     slowest = max(cuts, key=lambda name: cuts[name])
-    times = 2.0 if kind == "all_reduce" else 1.0
-    return times * cuts[slowest], slowest
+    return find_kind(kind).phases * cuts[slowest], slowest
 
 
 def _cuts(cluster: Cluster, kind: str, total: float) -> list[tuple[str, float]]:

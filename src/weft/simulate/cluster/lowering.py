@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from weft.errors import Unsupported, nearest
-from weft.simulate.cluster.algorithms import KINDS, LEVEL, flat, over_axis
+from weft.plan.collective import UNROOTED, find_kind
+from weft.simulate.cluster.algorithms import LEVEL, flat, over_axis
 from weft.simulate.cluster.engine import Task
 from weft.simulate.cluster.rounds import Round, alone, busy, sent
 from weft.simulate.cluster.wiring import Axes, Name, Wiring
@@ -92,8 +93,11 @@ def lower(
     vector of an all-reduce. The tasks will stand at place `first` of a list; its last task ends
     last. `start` is what the library takes to start and end it, by default the cluster's.
     """
-    if kind not in KINDS:
-        raise Unsupported(f"there is no collective {kind!r}{nearest(kind, KINDS)}")
+    if find_kind(kind).name not in UNROOTED:
+        raise Unsupported(
+            f"{kind} has no algorithms on a cluster; those in which all ranks do the same have: "
+            f"{', '.join(UNROOTED)}"
+        )
     if not 0 <= total < float("inf"):
         raise Unsupported(f"a collective cannot move {total} bytes")
     if chunks < 1:

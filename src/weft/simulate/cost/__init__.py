@@ -4,7 +4,7 @@ Every cost has a fixed part that nothing else can use, and a body that needs com
 traffic or link time. Contention is not modelled here: it follows from sharing those.
 """
 
-from weft.simulate.cost.collective import collective, dma_variants
+from weft.simulate.cost.collective_cost import collective, dma_variants
 from weft.simulate.cost.copy import CopyCost, copy
 from weft.simulate.cost.gemm import GemmCost, gemm
 from weft.simulate.cost.memory import MemoryCost, bandwidth_of, memory_bound

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from weft.machine import Machine, load, measurements
-from weft.simulate.cost.collective import VARIANTS, collective, dma_variants
+from weft.plan.command_variants import COMMANDS
+from weft.simulate.cost.collective_cost import collective, dma_variants
 from weft.simulate.cost.copy import copy
 from weft.simulate.cost.gemm import gemm
 
@@ -176,7 +177,7 @@ def _variants() -> Part:
         misses = 0
         for line in measurements(source):
             kind, size = line["collective"], int(line["total_bytes"])
-            special = VARIANTS[kind][1]
+            special = COMMANDS[kind][1]
             seconds = dma_variants(machine, kind, size, 8)
             plain = seconds["pcpy", False]
             model = {name: plain / value for name, value in seconds.items()}

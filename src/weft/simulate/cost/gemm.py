@@ -13,6 +13,7 @@ from functools import lru_cache
 from math import sqrt
 from typing import NamedTuple
 
+from weft.dtype import rated
 from weft.errors import Unsupported, nearest
 from weft.machine import DTYPES, Machine
 from weft.simulate.cost.memory import bandwidth_of, checked_units
@@ -69,7 +70,7 @@ def gemm(
     `part_of`: seconds of the computation that this GEMM is a piece of, run without pause. The clock
     settles over all of it; pieces timed as if each came alone would seem quicker than they are.
     """
-    return _gemm(machine, m, n, k, dtype, units, bandwidth, batch, part_of)
+    return _gemm(machine, m, n, k, rated(dtype), units, bandwidth, batch, part_of)
 
 
 @lru_cache(maxsize=1 << 16)

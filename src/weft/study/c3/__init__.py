@@ -1,2 +1,2 @@
-"""Concurrent compute and communication (C3): independent GEMMs and collectives side by side, under
-every strategy, simulated on a machine or measured here."""
+"""Concurrent compute and communication (C3): independent GEMMs and collectives at the same time,
+under every strategy, simulated on a machine or measured here."""

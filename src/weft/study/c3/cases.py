@@ -1,4 +1,4 @@
-"""The scenarios of C3: a GEMM and a collective that do not need each other, and their kind."""
+"""The scenarios of C3: a GEMM and an independent collective, and which of them is longer."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ Kind = Literal["G-long", "C-long", "GC-equal"]
 KINDS: tuple[Kind, ...] = ("G-long", "GC-equal", "C-long")
 
 LONGER = 1.15
-"""So many times as long as the other makes a GEMM or a collective the long one."""
+"""The GEMM or the collective is the longer one if it takes this many times as long as the other."""
 
 _DATA = Path(__file__).parent.parent / "scenarios" / "c3.csv"
 
 
 @dataclass(frozen=True)
 class Case:
-    """A GEMM of M, N, K on every rank beside a collective of so many bytes."""
+    """A GEMM of M, N, K on every rank, concurrent with a collective of `num_bytes`."""
 
     id: str
     m: int
@@ -40,14 +40,14 @@ class Case:
 
 
 def kind_of(compute: float, communication: float) -> Kind:
-    """Which of the two is longer, by their times alone."""
+    """Which of the two is longer, from their times alone."""
     if compute > LONGER * communication:
         return "G-long"
     return "C-long" if communication > LONGER * compute else "GC-equal"
 
 
 def llama() -> tuple[Case, ...]:
-    """The 30 scenarios of Llama-3 70B and 405B; their file says how they were chosen."""
+    """The 30 scenarios of Llama-3 70B and 405B. Their file explains how they were chosen."""
     lines = [line for line in _DATA.read_text("utf-8").splitlines() if not line.startswith("#")]
     return tuple(
         Case(

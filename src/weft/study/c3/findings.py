@@ -1,9 +1,9 @@
-"""What a study of C3 found: every strategy in every scenario, means, sweeps, and how far the rules
-are from the best. The same for simulated and for measured ones.
+"""The results of a C3 study, simulated or measured: every strategy in every scenario, means,
+sweeps, and the distance of the rules from the best.
 
-Ideal is the longer of GEMM and collective, each alone, and serial is one after the other. As in the
-study that this repeats (arXiv 2412.14335), the collective there is the usual one, driven by cores;
-where copy engines are faster than it, a strategy can be beyond ideal.
+Ideal is the longer one of GEMM and collective, each alone. Serial is one after the other. As in the
+original study (arXiv 2412.14335), both use the collective that cores drive. If copy engines are
+faster, a strategy can be better than ideal.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from weft.study.c3.cases import Case, Kind, kind_of
 
 @dataclass(frozen=True)
 class Outcome:
-    """One strategy in one scenario. Slowdowns are against the same work alone: of the GEMM from its
-    start to its end, of the collective from the call to its end, however late it could start."""
+    """One strategy in one scenario. Slowdowns are relative to the same work alone: of the GEMM from
+    its start to its end, of the collective from the call to its end, even if it starts late."""
 
     strategy: Strategy
     seconds: float
@@ -42,8 +42,8 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Choice:
-    """What a rule picked before anything ran, and the best of the sweep it stands for. `loss` is
-    how much longer the rule's pick takes, as a share."""
+    """The choice of a rule before anything runs, and the best choice of the sweep that it replaces.
+    loss: how much longer the rule's choice takes, as a share."""
 
     question: str
     rule: Strategy
@@ -61,8 +61,9 @@ class Choice:
 
 @dataclass(frozen=True)
 class Scenario:
-    """One scenario: times alone, in seconds, and what each strategy made of it, by the name without
-    units; those that count units are there with the best of their sweep, or with the rule's."""
+    """One scenario: the times of GEMM and collective alone, in seconds, and the outcome of each
+    strategy by its name without units. A strategy with units has the best number of its sweep, or
+    the rule's."""
 
     case: Case
     bound: str
@@ -73,7 +74,7 @@ class Scenario:
     sweeps: Mapping[str, tuple[Outcome, ...]] = field(default_factory=dict)
     choices: tuple[Choice, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict)
-    """Strategies that cannot be had here, by name, with the reason."""
+    """The strategies that are impossible here, by name, with the reason."""
 
     @property
     def ideal(self) -> float:
@@ -112,7 +113,7 @@ class Scenario:
 
 @dataclass(frozen=True)
 class Mean:
-    """A strategy over all scenarios: means, and the largest speedup."""
+    """The means of a strategy over all scenarios, and its largest speedup."""
 
     name: str
     percent_of_ideal: float
@@ -136,7 +137,7 @@ class Mean:
 
 @dataclass(frozen=True)
 class Rule:
-    """How a rule did over all scenarios."""
+    """The results of a rule over all scenarios."""
 
     question: str
     num_best: int
@@ -156,8 +157,8 @@ class Rule:
 
 @dataclass(frozen=True)
 class UnitSweep:
-    """What compute units are worth to either side alone: how many times as long GEMMs take by how
-    many were taken from them (means by what bounds them), and a collective by how many it has."""
+    """The effect of compute units on either side alone: the slowdown of GEMMs by the number of
+    units taken away (means by what bounds them), and of a collective by its number of units."""
 
     taken: tuple[int, ...]
     gemms: Mapping[str, tuple[float, ...]]
@@ -185,12 +186,12 @@ class Study:
     scenarios: tuple[Scenario, ...]
     units: UnitSweep | None = None
     pays_from: Mapping[str, int] = field(default_factory=dict)
-    """By collective, the bytes from which copy engines are no slower than cores, alone."""
+    """By collective, the bytes from which on copy engines are not slower than cores."""
     published: Mapping[str, float] = field(default_factory=dict)
-    """By strategy, the percent of ideal that was measured on the real machine, where known."""
+    """By strategy, the published percent of ideal of the real machine, if there is one."""
 
     def means(self) -> list[Mean]:
-        """Every strategy but serial, in the order of `NAMES`, where some scenario has it."""
+        """The means of every strategy but serial that a scenario has, in the order of `NAMES`."""
         return [
             mean for name in NAMES if name != "serial" and (mean := self._mean(name)) is not None
         ]
@@ -199,7 +200,7 @@ class Study:
         return next(mean for mean in self.means() if mean.name == name)
 
     def rules(self) -> list[Rule]:
-        """Every question that a rule answers."""
+        """The results of every rule."""
         questions = dict.fromkeys(c.question for s in self.scenarios for c in s.choices)
         rules = []
         for question in questions:
@@ -210,7 +211,7 @@ class Study:
         return rules
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data: times in milliseconds, slowdowns as factors."""
+        """Plain data. Times are in milliseconds, slowdowns are factors."""
         return {
             "machine": self.machine,
             "world": self.world,

@@ -1,11 +1,11 @@
-"""C3 on this machine: scenarios scaled to it, every strategy run for real.
+"""Measures C3 on this machine: every strategy, on scenarios that are scaled to it.
 
-Ranks are processes with a core each; links are paced so that the collective takes a multiple of the
-GEMM (G-long, GC-equal, C-long by design). Every round runs each arm once, in turning order: GEMM
-alone (twice, half a round apart), collective alone, serial, and every strategy; ahead of each the
-GEMM runs once untimed, so that none inherits the caches of another. Speedups and percents are taken
-within a round, whose arms are neighbours in time, and only rounds count through which the machine
-kept its speed, by the GEMM alone. Rounds after that are recorded, for the slowdowns.
+Ranks are processes with one core each. Links are paced so that the collective takes a multiple of
+the GEMM (G-long, GC-equal, C-long by design). Every round runs each arm once, in rotating order:
+GEMM alone (twice, half a round apart), collective alone, serial, and every strategy. Before each
+arm, the GEMM runs once untimed, so that no arm inherits the caches of another. Speedups and
+percents are ratios within a round. Only rounds count in which the machine kept its speed, according
+to the GEMM alone. Further rounds are recorded, for the slowdowns.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from weft.timeline import COMMUNICATION, Timeline, percent_of_ideal
 WORLD = 2
 DTYPE = "float32"
 BYTES = 1 << 20
-"""Bytes of the collective: far less than the links' time lets memory feel."""
+"""The bytes of the collective: few enough that its memory traffic does not matter."""
 SHAPES = {"cb": (1536, 1024, 1024), "mb": (4, 8192, 4096)}
-"""GEMMs of some ten milliseconds on a core, bound by arithmetic and by memory."""
+"""GEMMs of about ten milliseconds on a core, bound by arithmetic (cb) and by memory (mb)."""
 MULTIPLES = {"half": 0.5, "balanced": 1.0, "twice": 2.0}
-"""How long the collective takes against the GEMM, by name."""
+"""The time of the collective relative to the GEMM, by name."""
 LADDER = (
     "concurrent",
     "prioritized",
@@ -52,14 +52,14 @@ REPEAT = 9
 RECORDED = 11
 AGAIN = "compute again"
 NEAR = 1.2
-"""A GEMM alone that takes so many times its usual time shows that the machine is not itself."""
+"""If the GEMM alone takes more than this many times its usual time, the machine is disturbed."""
 WARM_UP = 12
-"""Times that the GEMM runs alone before its link is chosen."""
+"""The number of runs of the GEMM alone before its link is chosen."""
 
 
 @dataclass(frozen=True)
 class HostCase:
-    """A case, and the multiple of the GEMM's time that its collective takes on its link."""
+    """A case, and the time of its collective on its link, as a multiple of the GEMM."""
 
     case: Case
     multiple: float
@@ -68,7 +68,7 @@ class HostCase:
 def host_cases(
     shapes: Sequence[str] = tuple(SHAPES), multiples: Sequence[str] = tuple(MULTIPLES)
 ) -> list[HostCase]:
-    """Both GEMMs beside both collectives, the collective shorter, as long, and longer."""
+    """Both GEMMs with both collectives, where the collective is shorter, equal, and longer."""
     return [
         HostCase(
             Case(
@@ -91,7 +91,7 @@ def measure(
     repeat: int = REPEAT,
     report: Report | None = None,
 ) -> Study:
-    """Measures scenarios, by default all of `host_cases`, on ranks of this machine."""
+    """Measures scenarios (default: all of `host_cases`) on ranks of this machine."""
     cases = host_cases() if cases is None else list(cases)
     if world < 2:
         raise Unsupported(f"a collective takes 2 ranks or more, not {world}")
@@ -122,7 +122,7 @@ def _measure_rank(
 
 
 class _Bench:
-    """One scenario on this rank: its tensors, and what every arm does with them."""
+    """One scenario on this rank: its tensors, and the functions of all arms."""
 
     def __init__(
         self, fabric: Fabric, placement: Placement, case: HostCase, report: Report
@@ -171,7 +171,7 @@ class _Bench:
         self.report(0.0, "warming up")
         for _ in range(2):
             self.move()  # engines start with their first copy
-        # Others may slow the machine for a while; its usual speed is among the faster samples.
+        # Other processes may slow the machine for a while. The fast samples show its usual speed.
         samples = sorted(timed(self.multiply) for _ in range(WARM_UP))
         compute = _slowest(samples[WARM_UP // 4])
         load = busiest_link(self.operation, "mesh")
@@ -222,8 +222,8 @@ class _Bench:
     def _slowdowns(
         self, arms: dict[str, Callable[[], None]], moving: float, recorded: int
     ) -> dict[str, tuple[float, float]]:
-        """Of every strategy, how many times as long its GEMM takes as one alone just before it, and
-        its collective as one alone."""
+        """For every strategy, the slowdown of its GEMM relative to one alone just before it, and of
+        its collective relative to one alone."""
         alone: list[float] = []
         with record() as recording:
             for number in range(recorded):
@@ -253,8 +253,8 @@ class _Bench:
 
 
 def _calm(rounds: dict[str, list[float]]) -> dict[str, list[float]]:
-    """The rounds through which the machine kept its speed: in them both runs of the GEMM alone are
-    near its usual time. Where there are hardly any, all rounds count."""
+    """The rounds in which the machine kept its speed: both runs of the GEMM alone took about their
+    usual time. If there are hardly any, all rounds count."""
     both = list(zip(rounds["compute"], rounds[AGAIN], strict=True))
     usual = sorted(one for pair in both for one in pair)[len(both) // 2]
     kept = [number for number, pair in enumerate(both) if max(pair) <= NEAR * usual]
@@ -264,7 +264,7 @@ def _calm(rounds: dict[str, list[float]]) -> dict[str, list[float]]:
 
 
 def _moving(timeline: Timeline) -> float:
-    """Seconds from the first span of a rank to the end of its last copy."""
+    """The seconds from the first span of a rank to the end of its last copy."""
     ends = [span.end for span in timeline.spans if span.kind == COMMUNICATION]
     return max(ends, default=timeline.start) - timeline.start
 

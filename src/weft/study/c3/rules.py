@@ -1,17 +1,17 @@
-"""Rules for C3: what to do, from the sizes and the machine's numbers alone, before anything runs.
+"""Rules for C3: what to do, from sizes and the machine's numbers only, before anything runs.
 
-Each answers one question in closed form, so that a runtime can ask it at every launch:
+Each rule is a closed form, cheap enough for a runtime to evaluate at every launch:
 
-    launch first  the kernel with the fewest workgroups: it leaves most of the machine to the other
-    reserve       the power of two whose estimate is shortest
-    trim          a memory-bound GEMM goes without the units that only crowd its memory
-    strategy      the shortest estimate of all. Copy engines, where the message is large enough for
-                  them; cores, or serial, where commanding the engines would take longer
+    launch first  the kernel with the fewest workgroups, which leaves most units to the other
+    reserve       the power of two with the shortest estimate
+    trim          a memory-bound GEMM does not use the units that only crowd its memory
+    strategy      the shortest estimate of all: copy engines if the message is large enough for
+                  them; cores, or serial, if the commands of engines would take longer
 
-An estimate is the longer of both, each timed alone on the units it has, and what both lose while
-they run at once: by contention, and by memory that cannot serve both.
+An estimate is the longer one of GEMM and collective, each timed alone on its units, plus what both
+lose while they run at the same time, by contention, and by memory bandwidth.
 
-How far the rules are from the best is found by trying everything else (`simulated`).
+`simulated` compares the rules with the best, by trying all alternatives.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from weft.simulate.cost.gemm import GemmCost
 from weft.strategy import Driver, Strategy
 
 SMALLEST_SHARE = 8
-"""No fewer units are reserved: one of each die of MI300X, which is as fine as masks go there."""
+"""The fewest units that are reserved: one per die of MI300X, the granularity of its masks."""
 
 
 def needed_units(machine: Machine, kind: Collective) -> int:
-    """Compute units with which a core-driven collective saturates its links."""
+    """The compute units with which a core-driven collective saturates its links."""
     cores = machine.cores
     return cores.all_gather_units if kind == "all_gather" else cores.all_to_all_units
 
 
 def partitions(machine: Machine) -> list[int]:
-    """The powers of two that can be reserved and leave the GEMM at least half of the units."""
+    """The powers of two that can be reserved while the GEMM keeps at least half of the units."""
     units, sizes = SMALLEST_SHARE, []
     while units <= machine.compute.units // 2:
         sizes.append(units)
@@ -43,7 +43,7 @@ def partitions(machine: Machine) -> list[int]:
 
 
 def num_workgroups(machine: Machine, operation: Concurrent) -> int:
-    """Tiles of the GEMM, a workgroup each."""
+    """The number of tiles of the GEMM. Each is a workgroup."""
     cost = _gemm(machine, operation)
     rows, columns = cost.tile
     if not cost.seconds:
@@ -52,7 +52,7 @@ def num_workgroups(machine: Machine, operation: Concurrent) -> int:
 
 
 def is_memory_bound(machine: Machine, operation: Concurrent) -> bool:
-    """Whether the GEMM alone waits for memory rather than for arithmetic."""
+    """Whether memory bounds the GEMM alone, not arithmetic."""
     cost = _gemm(machine, operation)
     return cost.memory_seconds > cost.compute_seconds
 
@@ -64,21 +64,21 @@ def first(machine: Machine, operation: Concurrent) -> Strategy:
 
 
 def reserve(machine: Machine, operation: Concurrent) -> Strategy:
-    """How many units to set aside for a core-driven collective."""
+    """The number of units to reserve for a core-driven collective."""
     sizes = partitions(machine)
     best = min(sizes, key=lambda units: _partitioned(machine, operation, units))
     return Strategy.of("partitioned", best)
 
 
 def trim(machine: Machine, operation: Concurrent) -> Strategy:
-    """Whether to take units from the GEMM beside copy engines, and how many."""
+    """The number of units to take from the GEMM when copy engines move the collective."""
     if is_memory_bound(machine, operation) and machine.memory.crowding > 0.0:
         return Strategy.of("dma+trimmed", machine.memory.crowding_units)
     return Strategy.of("dma")
 
 
 def choose(machine: Machine, operation: Concurrent) -> Strategy:
-    """The strategy that these estimates say is shortest, serial included."""
+    """The strategy with the shortest estimate, serial included."""
     reserved, trimmed = reserve(machine, operation), trim(machine, operation)
     estimates = {
         Strategy.of("serial"): _serial(machine, operation),
@@ -90,7 +90,7 @@ def choose(machine: Machine, operation: Concurrent) -> Strategy:
 
 
 def dma_pays_from(machine: Machine, kind: Collective, world: int) -> int:
-    """The smallest power of two of bytes at which copy engines are no slower than cores, alone."""
+    """The smallest power of two, in bytes, from which on copy engines are not slower than cores."""
     for power in range(10, 41):
         cores = collective(machine, kind, 1 << power, world)
         engines = collective(machine, kind, 1 << power, world, driver="dma", variant="pcpy")
@@ -105,7 +105,7 @@ def _serial(machine: Machine, operation: Concurrent) -> float:
 
 
 def _prioritized(machine: Machine, operation: Concurrent) -> float:
-    """The GEMM has what the collective leaves, and all of it once the collective is over."""
+    """The GEMM has the units that the collective leaves, and all units after it has ended."""
     if first(machine, operation).base == "concurrent":
         return _serial(machine, operation)
     left = machine.compute.units - needed_units(machine, operation.collective)
@@ -130,14 +130,14 @@ def _by_engines(machine: Machine, operation: Concurrent, trimmed: int) -> float:
 def _at_once(
     machine: Machine, operation: Concurrent, engine: Driver, units: int, moving: float
 ) -> float:
-    """GEMM and collective from launch to end, each slowed for as long as the shorter one runs."""
+    """The time of GEMM and collective together. Both are slower while the shorter one runs."""
     multiplying = _gemm(machine, operation, units).seconds
     slower = _slower(machine, operation, engine, units)
     return max(multiplying, moving) + (slower - 1.0) * min(multiplying, moving)
 
 
 def _slower(machine: Machine, operation: Concurrent, engine: Driver, units: int) -> float:
-    """How many times as long both take while they run at once."""
+    """The slowdown of both while they run at the same time."""
     side = machine.engines if engine == "dma" else machine.cores
     sent = sum(operation.num_bytes(0, peer) for peer in range(operation.world))
     through = 2.0 * side.memory_bytes_per_byte * sent  # in and out of a device

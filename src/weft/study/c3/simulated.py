@@ -1,4 +1,4 @@
-"""C3 on a machine one does not have: every scenario under every strategy, simulated."""
+"""Simulates C3 on a machine: every scenario under every strategy."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ PUBLISHED_ON = "mi300x"
 """The machine whose strategies were measured (arXiv 2412.14335)."""
 DTYPE = "bfloat16"
 TRIMS = (8, 16, 32, 64)
-"""Units taken from a GEMM beside copy engines, in the sweep."""
+"""The numbers of units taken from a GEMM during copies by engines, in the sweep."""
 TAKEN = (0, 8, 16, 32, 48, 64, 96, 128)
-"""Units taken from a GEMM that is alone."""
+"""The numbers of units taken from a GEMM alone."""
 LARGE = 1 << 30
-"""Bytes of the collective whose time is shown by the units it has: beyond all latency."""
+"""The bytes of the collective in the sweep of units: so many that latency does not matter."""
 
 
 def study(
@@ -37,7 +37,7 @@ def study(
     world: int | None = None,
     report: Report | None = None,
 ) -> Study:
-    """Simulates scenarios, by default the 30 of `llama`, on a node of the machine."""
+    """Simulates scenarios (default: the 30 of `llama`) on a node of the machine."""
     if machine.host is not None or machine.compute.tiling is None:
         raise Unsupported(f"C3 is simulated on devices; for {machine.name} it is measured")
     cases = llama() if cases is None else cases
@@ -66,7 +66,7 @@ def study(
 
 
 def timeline(machine: Machine, scenario: Scenario, base: str, world: int) -> Timeline:
-    """The timeline behind an outcome, simulated anew."""
+    """The timeline of an outcome, which is simulated again."""
     outcome = scenario.outcomes.get(base)
     if outcome is None:
         raise Unsupported(f"{base} was not simulated for {scenario.case.label}")
@@ -82,7 +82,7 @@ def _published(machine: Machine) -> dict[str, float]:
 
 
 class _Alone:
-    """What an operation takes with nothing beside it: its GEMM, and its collective by engine."""
+    """The times of an operation alone: of its GEMM, and of its collective by engine."""
 
     def __init__(self, machine: Machine, operation: Concurrent) -> None:
         only, moving = operation.compute_only(), operation.communication_only()
@@ -159,7 +159,7 @@ def _seconds(outcome: Outcome) -> float:
 
 
 def _units(machine: Machine, cases: Sequence[Case], world: int) -> UnitSweep:
-    """What units are worth to the GEMMs of the cases, and to a large collective, each alone."""
+    """The effect of units on the GEMMs of the cases, and on a large collective, each alone."""
     total = machine.compute.units
     taken = tuple(units for units in TAKEN if units < total)
     slower: dict[str, list[list[float]]] = {"compute": [], "memory": []}

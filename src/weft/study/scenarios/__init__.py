@@ -6,20 +6,24 @@ import csv
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from weft.dtype import MULTIPLIED
+from weft.dtype import find as find_dtype
 from weft.errors import Unsupported, nearest
-from weft.operation import ITEM_BYTES
+from weft.plan.tasks import Plannable
 
 _FOLDER = Path(__file__).parent
 _SIZES = ("m", "n", "k")
-_KNOWN = ("id", *_SIZES, "dtype", "note")
+_KNOWN = ("id", *_SIZES, "dtype", "result", "note")
 _MOST = 1 << 48
 """The largest size. Beyond it, bytes and flops would not be exact numbers."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """An unsharded GEMM over all ranks: C[m, n] = A[m, k] B[k, n]."""
+    """An unsharded GEMM over all ranks: C[m, n] = A[m, k] B[k, n]. dtype: of A and B. result: of C,
+    if it is another."""
 
     m: int
     n: int
@@ -27,6 +31,7 @@ class Shape:
     id: str = ""
     dtype: str = "bfloat16"
     note: str = ""
+    result: str | None = None
 
     def __post_init__(self) -> None:
         for name in _SIZES:
@@ -35,13 +40,26 @@ class Shape:
                 raise Unsupported(f"{name} must be at least 1, not {size}")
             if size > _MOST:
                 raise Unsupported(f"{name} must be at most {_MOST}")
-        if self.dtype not in ITEM_BYTES:
-            raise Unsupported(f"there is no dtype {self.dtype!r}{nearest(self.dtype, ITEM_BYTES)}")
+        if self.dtype not in MULTIPLIED:
+            raise Unsupported(f"there is no dtype {self.dtype!r}{nearest(self.dtype, MULTIPLIED)}")
+        if self.result is not None:
+            find_dtype(self.result)
 
     @property
     def label(self) -> str:
         """The id, or the sizes if there is no id."""
         return self.id or f"{self.m}x{self.n}x{self.k}"
+
+    def operation(self, kind: type[Any], columns: int, world: int) -> Plannable:
+        """The operation of this shape with so many columns of B on every rank."""
+        made: Plannable
+        if self.result is None:
+            made = kind.of(self.m, columns, self.k, world, self.dtype)
+        elif "result" in kind.__dataclass_fields__:
+            made = kind.of(self.m, columns, self.k, world, self.dtype, result=self.result)
+        else:
+            raise Unsupported(f"{kind.name} gives the dtype that it takes; leave out the result's")
+        return made
 
 
 def ficco() -> tuple[Shape, ...]:
@@ -54,7 +72,7 @@ def ficco() -> tuple[Shape, ...]:
 
 
 def from_csv(path: str | Path) -> tuple[Shape, ...]:
-    """The shapes of a file with the columns m, n, k, and optionally id, dtype and note.
+    """The shapes of a file with the columns m, n, k, and optionally id, dtype, result and note.
 
     Empty lines and lines that start with # are skipped.
     """
@@ -114,7 +132,7 @@ def _shape(header: Iterable[str], values: list[str], where: str) -> Shape:
             raise Unsupported(
                 f"{where}: {column} must be a whole number, not {row[column]!r}"
             ) from error
-    texts = {key: row[key] for key in ("id", "dtype", "note") if row.get(key)}
+    texts = {key: row[key] for key in ("id", "dtype", "result", "note") if row.get(key)}
     try:
         return Shape(**sizes, **texts)  # type: ignore[arg-type]
     except Unsupported as error:

@@ -1,4 +1,5 @@
-"""All-gather + GEMM in one launch: tiles wait for the chunk they read, which an engine brings."""
+"""All-gather + GEMM in one launch: tiles wait for the chunk that they read, which an engine
+moves."""
 
 from __future__ import annotations
 
@@ -14,11 +15,11 @@ PHASES = ("its chunks of x",)
 @kernel(do_not_specialize=["me", "shard_first", "num_chunks", "epoch", "spins"])
 def all_gather_gemm(
     shard,  # this rank's rows of x
-    gathered,  # [M, K]: where engines put the rows of all others
+    gathered,  # [M, K]: engines copy the rows of all others here
     w,
     y,  # [M, N]
-    chunks,  # [chunks, 4], as they are expected: first row, rows, rank, counter
-    counters,  # what engines set to the epoch when a chunk is there
+    chunks,  # [chunks, 4], in the expected order: first row, rows, rank, counter
+    counters,  # engines set them to the epoch when a chunk has arrived
     status,
     num_chunks,
     me,
@@ -54,7 +55,7 @@ def all_gather_gemm(
         x = tl.where(rank == me, shard, gathered)
         x_stride = tl.where(rank == me, shard_stride, gathered_stride)
         x_first = tl.where(rank == me, first_row - shard_first, first_row)
-        # Without its rows a chunk has no tiles: nothing is made of what is not there.
+        # A chunk that did not arrive has no tiles.
         num_tiles = tl.where(there, down * across, 0)
         for tile in range(start, num_tiles, tl.num_programs(0)):
             row = tile % down * BLOCK_M

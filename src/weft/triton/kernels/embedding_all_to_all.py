@@ -1,4 +1,4 @@
-"""Embedding + all-to-all: pooled rows are stored in their owner's result as they are made."""
+"""Embedding + all-to-all: a pooled row is stored in its owner's result as soon as it is made."""
 
 from __future__ import annotations
 
@@ -100,12 +100,12 @@ def embedding_all_to_all(
             sent += 1
         if sent > 0:
             signal_add(arrived + me, sent, owner, bases, me)
-        # A rank that has nothing for an owner says so: the owner's next call but one may then
+        # A rank without rows for an owner signals that: the owner's next call but one may then
         # reuse the result (docs/triton.md, "Two results take turns").
         if (num_tables * blocks == 0) & (tl.program_id(0) == 0):
             signal_add(arrived + me, 1, owner, bases, me)
         before += num_tables * blocks
-    # Phase 2: the last program, when it has sent all of its own, waits for everybody's.
+    # Phase 2: the last program sends all of its own pieces, then waits for those of all ranks.
     if tl.program_id(0) == tl.num_programs(0) - 1:
         for step in range(world):
             source_rank = (me + 1 + step) % world

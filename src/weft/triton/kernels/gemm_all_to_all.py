@@ -1,4 +1,4 @@
-"""GEMM + all-to-all: a tile of the product is stored in its owner's result as it is made."""
+"""GEMM + all-to-all: a tile is stored in its owner's result as soon as it is made."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def gemm_all_to_all(
     arrived,  # symmetric: tiles that have arrived from every rank, over all calls
     bases,
     routes,  # [world, 4]: first row and rows to each rank, where they go there, rows from it
-    expected,  # [world]: tiles of `arrived` that calls up to now stand for; the last program's own
+    expected,  # [world]: tiles that all calls so far must have sent; only the last program uses it
     status,
     me,
     world,
@@ -70,12 +70,12 @@ def gemm_all_to_all(
             sent += 1
         if sent > 0:
             signal_add(arrived + me, sent, owner, bases, me)
-        # A rank that has nothing for an owner says so: the owner's next call but one may then
+        # A rank without rows for an owner signals that: the owner's next call but one may then
         # reuse the result (docs/triton.md, "Two results take turns").
         if (down * across == 0) & (tl.program_id(0) == 0):
             signal_add(arrived + me, 1, owner, bases, me)
         before += down * across
-    # Phase 2: the last program, when it has sent all of its own, waits for everybody's.
+    # Phase 2: the last program sends all of its own tiles, then waits for those of all ranks.
     if tl.program_id(0) == tl.num_programs(0) - 1:
         for step in range(world):
             source = (me + 1 + step) % world

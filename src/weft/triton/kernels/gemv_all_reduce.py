@@ -1,5 +1,5 @@
-"""GEMV + all-reduce in one kernel: a block of the product goes to its owner as it is made, and the
-owner's sum to everyone."""
+"""GEMV + all-reduce in one kernel: a block of the product is sent to its owner as soon as it is
+made, and the owner sends the sum to everyone."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ PHASES = ("its part of a sum", "its sums")
 
 @kernel
 def first_own(block):
-    """The first block from `block` on that is this program's. Blocks go to programs by their
-    number, the same on every rank: the proof of docs/triton.md rests on it."""
+    """The first block from `block` on that belongs to this program. Blocks are assigned to programs
+    by their number, equally on every rank; the proof in docs/triton.md depends on it."""
     programs = tl.num_programs(0)
     return block + (tl.program_id(0) - block % programs + programs) % programs
 

@@ -1,4 +1,4 @@
-"""What the kernels share: whose turn a piece of work is, and the product of a tile."""
+"""Shared by the kernels: the assignment of work to programs, and the product of a tile."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from weft.triton.language import dot
 
 @kernel
 def blocks_of(length, block: tl.constexpr):
-    """How many blocks cover a length."""
+    """The number of blocks that cover a length."""
     return (length + block - 1) // block
 
 
 @kernel
 def first_turn(before):
-    """The first of this program's pieces in a run of pieces that `before` others come before: over
-    all runs, pieces go to programs in turn."""
+    """The first of this program's pieces in a run of pieces, after `before` earlier ones. Over all
+    runs, pieces are assigned to programs in turn."""
     programs = tl.num_programs(0)
     return (tl.program_id(0) - before % programs + programs) % programs
 

@@ -1,0 +1,191 @@
+"""Whole collectives in closed form: driven by compute units, or by copy engines in their variants.
+
+Sizes are totals: the gathered result of an all-gather, the input of a reduce-scatter or
+all-to-all, the vector of an all-reduce.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+
+from weft.errors import Unsupported
+from weft.machine import Machine
+from weft.machine.description import Protocol
+from weft.plan.collective import UNROOTED, find_kind
+from weft.plan.command_variants import COMMANDS
+from weft.simulate.cost.memory import memory_bound
+
+
+def collective(
+    machine: Machine,
+    kind: str,
+    total_bytes: float,
+    world: int,
+    *,
+    driver: str = "cores",
+    variant: str | None = None,
+    prelaunch: bool = False,
+    units: int | None = None,
+) -> float:
+    """Seconds of one collective over `world` devices of a node.
+
+    `units` limits the compute units of a core-driven one. `variant` is for `driver="dma"`, where
+    None means the quickest. Engines cannot add: their reduce-scatter is an all-to-all and a kernel
+    that sums, their all-reduce that and an all-gather.
+    """
+    _check(machine, kind, total_bytes, world)
+    if driver not in ("cores", "dma"):
+        raise Unsupported(f"A collective is driven by cores or dma, not {driver}.")
+    if total_bytes == 0 or world == 1:
+        return 0.0
+    if driver == "cores":
+        return _by_cores(machine, kind, total_bytes, world, units)
+    if not find_kind(kind).sums:
+        return _by_engines(machine, kind, total_bytes, world, variant, prelaunch)
+    summing = memory_bound(machine, total_bytes, total_bytes / world).seconds
+    seconds = summing + _by_engines(machine, "all_to_all", total_bytes, world, variant, prelaunch)
+    if find_kind(kind).phases == 2:
+        seconds += _by_engines(machine, "all_gather", total_bytes, world, None, prelaunch)
+    return seconds
+
+
+def dma_variants(
+    machine: Machine, kind: str, total_bytes: float, world: int
+) -> dict[tuple[str, bool], float]:
+    """Seconds of every engine variant, by (variant, prelaunched)."""
+    _check(machine, kind, total_bytes, world)
+    if find_kind(kind).sums:
+        able = [name for name in UNROOTED if not find_kind(name).sums]
+        raise Unsupported(f"Only {' and '.join(able)} have copy engine variants, not {kind}.")
+    return {
+        (variant, prelaunch): _variant(machine, variant, total_bytes, world, prelaunch)
+        for variant in COMMANDS[kind]
+        for prelaunch in (False, True)
+    }
+
+
+def _check(machine: Machine, kind: str, total_bytes: float, world: int) -> None:
+    if find_kind(kind).name not in UNROOTED:
+        raise Unsupported(f"There is no closed form of {kind}; there is of {', '.join(UNROOTED)}.")
+    if total_bytes < 0:
+        raise Unsupported(f"A collective cannot move {total_bytes} bytes.")
+    if not 1 <= world <= machine.links.world:
+        raise Unsupported(f"{machine.name} has {machine.links.world} devices, not {world}.")
+
+
+def _by_cores(
+    machine: Machine, kind: str, total_bytes: float, world: int, units: int | None
+) -> float:
+    """The library takes the protocol that is quickest, of those it has for the size."""
+    cores, links = machine.cores, machine.links
+    peers = world - 1
+    # Fewer devices leave links of a mesh unused; fewer units leave all of them hungry, and let
+    # peers take turns, each of which costs what a launch of the collective does.
+    reach, turns = links.out_of_device(world) / links.out_of_device(links.world), 1
+    if units is not None:
+        enough = _enough(machine, kind)
+        reach *= min(1.0, units / enough)
+        turns = -(-enough // units)
+    two_phases = find_kind(kind).phases == 2
+    fixed = cores.all_reduce_latency if two_phases else 1.0
+    times = []
+    for protocol in _protocols(machine, kind, total_bytes / world):
+        local = cores.local_share if protocol.local_share is None else protocol.local_share
+        sent = 2.0 * peers if two_phases else peers + local
+        waiting = fixed * (protocol.latency + turns * peers * protocol.peer_latency)
+        times.append(waiting + total_bytes * sent / world / reach / protocol.bandwidth)
+    if kind == "all_reduce" and cores.in_switch is not None:
+        summed = total_bytes / (cores.in_switch.bandwidth * reach)
+        times.append(cores.in_switch.latency + summed)
+    return min(times)
+
+
+def bandwidth_by_cores(machine: Machine, kind: str, world: int, units: int | None = None) -> float:
+    """Bytes per second that a large core-driven collective brings out of a device."""
+    cores, links, peers = machine.cores, machine.links, world - 1
+    reach = links.out_of_device(world) / links.out_of_device(links.world)
+    if units is not None:
+        reach *= min(1.0, units / _enough(machine, kind))
+    rates = []
+    for protocol in _protocols(machine, kind, inf):
+        local = cores.local_share if protocol.local_share is None else protocol.local_share
+        rates.append(protocol.bandwidth * peers / (peers + local))
+    return max(rates) * reach
+
+
+def _enough(machine: Machine, kind: str) -> int:
+    """Compute units with which a collective saturates its links."""
+    cores = machine.cores
+    return cores.all_to_all_units if kind == "all_to_all" else cores.all_gather_units
+
+
+def _protocols(machine: Machine, kind: str, each: float) -> list[Protocol]:
+    """The protocols that a library uses for a collective in which a rank has so many bytes."""
+    for_it = [p for p in machine.cores.protocols if not p.collectives or kind in p.collectives]
+    within = [p for p in for_it if each <= p.most_bytes]
+    return within or for_it or list(machine.cores.protocols)
+
+
+def _by_engines(
+    machine: Machine,
+    kind: str,
+    total_bytes: float,
+    world: int,
+    variant: str | None,
+    prelaunch: bool,
+) -> float:
+    if variant is None:
+        return min(
+            _variant(machine, name, total_bytes, world, prelaunch) for name in COMMANDS[kind]
+        )
+    if variant not in COMMANDS[kind]:
+        raise Unsupported(
+            f"{kind} has no variant {variant!r} (it has {', '.join(COMMANDS[kind])})."
+        )
+    return _variant(machine, variant, total_bytes, world, prelaunch)
+
+
+@dataclass(frozen=True)
+class _EngineUse:
+    """How a variant uses the engines of one device."""
+
+    engines: float
+    packets: int  # on each engine
+    rate_share: float  # of a plain copy's rate, in each packet
+
+
+def _work(machine: Machine, variant: str, world: int) -> _EngineUse:
+    peers = world - 1
+    if variant == "b2b":
+        return _EngineUse(1, peers, 1.0)
+    if variant == "bcst":
+        return _EngineUse(-(-peers // 2), 1, machine.engines.broadcast_share)
+    if variant == "swap":
+        # A pair shares one swap, so each device commands half of its pairs.
+        return _EngineUse(peers / 2, 1, machine.engines.swap_share)
+    return _EngineUse(peers, 1, 1.0)
+
+
+def _variant(
+    machine: Machine, variant: str, total_bytes: float, world: int, prelaunch: bool
+) -> float:
+    if total_bytes == 0 or world == 1:
+        return 0.0
+    engines, links = machine.engines, machine.links
+    work = _work(machine, variant, world)
+    rate = min(engines.bandwidth, links.to_one_peer())
+    together = min(work.engines, engines.count) * rate
+    # Engines share the way out of the device; more copies than engines take turns.
+    rate *= min(1.0, links.out_of_device(world) / together)
+    turns = max(1.0, work.engines / engines.count)
+    piece = total_bytes / world
+    moving = work.packets * piece / (rate * work.rate_share) * turns
+    # One host thread commands engine after engine and then waits for each in turn. Prelaunched
+    # engines wait already, so that one write starts them all.
+    if prelaunch:
+        commanding = engines.release + work.engines * engines.collective_completion
+    else:
+        commanding = work.engines * (engines.command + engines.schedule + engines.completion)
+    packets = engines.packet + (work.packets - 1) * engines.next_packet
+    return engines.collective + commanding + packets + moving
