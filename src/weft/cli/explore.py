@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -13,7 +13,7 @@ from weft.cli.explore_cluster import explore_collective, explore_shape, explore_
 from weft.cli.explore_ways import SIZES, explore_ways, node_of
 from weft.dtype import MULTIPLIED
 from weft.errors import Unsupported, nearest
-from weft.machine import load, names
+from weft.machine import Machine, load, names
 from weft.models.workloads import WORKLOADS
 from weft.operation import find
 from weft.plan.collective import UNROOTED
@@ -24,6 +24,7 @@ from weft.report.files import check_target
 from weft.report.perfetto import write_trace
 from weft.report.terminal import table
 from weft.schedule import Schedule
+from weft.select.heuristic import choose
 from weft.simulate.cluster import ALGORITHMS
 from weft.study.exploration import Exploration, Scenario
 from weft.study.exploration import explore as simulate
@@ -84,6 +85,17 @@ def explore(
     schedule: Annotated[
         str, typer.Option(help="all, or names separated by commas, e.g. serial,adaptive@dma.")
     ] = "all",
+    contention: Annotated[
+        bool,
+        typer.Option(
+            "--contention/--no-contention",
+            help="Whether kernels and bytes slow each other; without, speedups are upper bounds.",
+        ),
+    ] = True,
+    captured: Annotated[
+        bool,
+        typer.Option("--captured", help="As if every plan were captured in a graph beforehand."),
+    ] = False,
     json: Json = False,
     html: Annotated[Path | None, typer.Option(help="Write a page to look into it.")] = None,
     trace: Annotated[
@@ -156,6 +168,10 @@ def explore(
             )
         return
     described = load(machine) if nodes is None else None
+    if described is None and (captured or not contention):
+        raise Unsupported("on several nodes, leave out --no-contention and --captured")
+    if described is not None:
+        described = _as_asked(described, contention, captured)
     asked = _shapes(m, n, k, scenarios, shapes, dtype, result)
     find(op)
     wanted = None if schedule == "all" else [Schedule.parse(s) for s in schedule.split(",")]
@@ -183,13 +199,33 @@ def explore(
         if trace is not None:
             write_trace(trace, _timelines(found))
     if json:
-        print_json(found.to_json())
+        print_json({"upper_bound": not contention, "captured": captured, **found.to_json()})
         return
     show(found)
+    for scenario in found.scenarios if len(found.scenarios) == 1 else ():
+        console.print(_chosen(found, scenario))
     if html is not None:
         console.print(f"page: {html} (opens offline)")
     if trace is not None:
         console.print(f"trace: {trace} (open it at ui.perfetto.dev)")
+
+
+def _as_asked(machine: Machine, contention: bool, captured: bool) -> Machine:
+    if machine.host is not None and (captured or not contention):
+        raise Unsupported(
+            f"{machine.name} is a host: it has no graphs to capture, and no contention to leave out"
+        )
+    machine = machine if contention else machine.without_contention()
+    return machine.captured() if captured else machine
+
+
+def _chosen(found: Exploration, scenario: Scenario) -> str:
+    """What `schedule="auto"` would choose there, and what that would take."""
+    operation: Any = scenario.operation
+    choice = choose(found.machine, operation).schedule
+    known = next((o for o in scenario.outcomes if o.schedule == choice), None)
+    said = "" if known is None else f", {known.seconds * 1e3:.3f} ms ({known.speedup:.2f}x)"
+    return f'The rule behind schedule="auto" chooses {choice}{said}.'
 
 
 def show(found: Exploration) -> None:

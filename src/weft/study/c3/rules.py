@@ -9,7 +9,7 @@ Each rule is a closed form, cheap enough for a runtime to evaluate at every laun
                   them; cores, or serial, if the commands of engines would take longer
 
 An estimate is the longer one of GEMM and collective, each timed alone on its units, plus what both
-lose while they run at the same time, by memory bandwidth or by the machine's interference.
+lose while they run at the same time, by contention, and by memory bandwidth.
 
 `simulated` compares the rules with the best, by trying all alternatives.
 """
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from weft.machine import Machine
 from weft.plan.concurrent import Collective, Concurrent
+from weft.simulate.contention import contention
 from weft.simulate.cost import bandwidth_of, collective, gemm
 from weft.simulate.cost.gemm import GemmCost
 from weft.strategy import Driver, Strategy
@@ -144,8 +145,8 @@ def _slower(machine: Machine, operation: Concurrent, engine: Driver, units: int)
     if not cost.seconds or not sent:
         return 1.0
     asked = cost.bytes / cost.seconds + through / _collective(machine, operation, engine)
-    meeting = machine.links.interference * side.memory_bytes_per_byte
-    return max(1.0 + meeting, asked / bandwidth_of(machine, units))
+    slower = contention(machine, engine, operation.world).slows_bytes()
+    return slower * max(1.0, asked / bandwidth_of(machine, units))
 
 
 def _collective(
