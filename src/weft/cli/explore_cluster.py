@@ -3,11 +3,11 @@ operation over several nodes, and training steps on ever more of them."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from weft.cli.asked import size_text, sizes_of
 from weft.cli.console import console, print_json, progress
 from weft.errors import Unsupported
 from weft.machine import Cluster, load_cluster
@@ -29,25 +29,6 @@ from weft.study.cluster_plans import explore_plans
 from weft.study.scaling import SCALINGS, Scaling, scale
 from weft.study.scenarios import Shape
 from weft.study.workloads import load_workload
-
-_UNITS = {
-    **{"": 1, "B": 1, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9},
-    **{"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30},
-}
-_SIZE = re.compile(r"([0-9]*\.?[0-9]+(?:e[0-9]+)?)\s*([a-zA-Z]*)")
-
-
-def sizes_of(text: str) -> list[float]:
-    """`256MiB`, `1e9`, or several separated by commas."""
-    found = []
-    for part in text.split(","):
-        match = _SIZE.fullmatch(part.strip())
-        if match is None or match[2] not in _UNITS:
-            raise Unsupported(f"{part.strip()!r} is not a size; write e.g. 256MiB, 1GB or 65536")
-        found.append(float(match[1]) * _UNITS[match[2]])
-        if not 0 <= found[-1] <= 1 << 60:
-            raise Unsupported(f"a size must be at most 2^60 bytes, not {part.strip()}")
-    return found
 
 
 def nodes_of(text: str | None, cluster: Cluster) -> list[int]:
@@ -110,7 +91,7 @@ def explore_collective(
                 [
                     answer.cluster.nodes,
                     answer.cluster.world,
-                    _bytes(answer.total),
+                    size_text(answer.total),
                     answer.algorithm,
                     answer.chunks,
                     duration(answer.seconds),
@@ -231,10 +212,3 @@ def _json(answers: list[list[Answer]]) -> list[dict[str, Any]]:
         }
         for some in answers
     ]
-
-
-def _bytes(total: float) -> str:
-    for unit in ("GiB", "MiB", "KiB"):
-        if total >= _UNITS[unit]:
-            return f"{total / _UNITS[unit]:g} {unit}"
-    return f"{total:g} B"

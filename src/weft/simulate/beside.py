@@ -189,7 +189,8 @@ def _silence_of(plan: Plan, machine: Machine, strategy: Strategy) -> float:
         best = max(protocol.bandwidth for protocol in machine.cores.protocols)
         reach = links.out_of_device(world) / links.out_of_device(links.world)
         rate = min(links.to_one_peer(), best * reach / peers)
-    return max(0.0, seconds - operation.total_bytes / world / rate)
+    piece = max(operation.num_bytes(peer, 0) for peer in range(world))
+    return max(0.0, seconds - piece / rate)
 
 
 def _last_wave(machine: Machine, task: Matmul, cost: GemmCost) -> tuple[float, int]:
