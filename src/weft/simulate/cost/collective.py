@@ -14,6 +14,9 @@ from weft.simulate.cost.memory import memory_bound
 
 KINDS = ("all_gather", "reduce_scatter", "all_to_all", "all_reduce")
 
+Parts = tuple[tuple[str, float], ...]
+"""Names and seconds of what a collective spends its time on."""
+
 # What each engine variant may do: a broadcast needs equal data, a swap needs an exchange.
 VARIANTS = {
     "all_gather": ("pcpy", "bcst", "b2b"),
@@ -38,20 +41,38 @@ def collective(
     None means the quickest. Engines cannot add: their reduce-scatter is an all-to-all and a kernel
     that sums, their all-reduce that and an all-gather.
     """
+    asked = (machine, kind, total_bytes, world)
+    found = parts(*asked, driver=driver, variant=variant, prelaunch=prelaunch, units=units)
+    return _seconds(found)
+
+
+def parts(
+    machine: Machine,
+    kind: str,
+    total_bytes: float,
+    world: int,
+    *,
+    driver: str = "cores",
+    variant: str | None = None,
+    prelaunch: bool = False,
+    units: int | None = None,
+) -> Parts:
+    """What the seconds of `collective` are made of, by name; one follows the other."""
     _check(machine, kind, total_bytes, world)
     if driver not in ("cores", "dma"):
         raise Unsupported(f"A collective is driven by cores or dma, not {driver}.")
     if total_bytes == 0 or world == 1:
-        return 0.0
+        return ()
     if driver == "cores":
         return _by_cores(machine, kind, total_bytes, world, units)
     if kind in VARIANTS:
         return _by_engines(machine, kind, total_bytes, world, variant, prelaunch)
+    found = _by_engines(machine, "all_to_all", total_bytes, world, variant, prelaunch)
     summing = memory_bound(machine, total_bytes, total_bytes / world).seconds
-    seconds = summing + _by_engines(machine, "all_to_all", total_bytes, world, variant, prelaunch)
+    found = (*found, ("kernel that adds", summing))
     if kind == "all_reduce":
-        seconds += _by_engines(machine, "all_gather", total_bytes, world, None, prelaunch)
-    return seconds
+        found += _by_engines(machine, "all_gather", total_bytes, world, None, prelaunch)
+    return found
 
 
 def dma_variants(
@@ -62,7 +83,7 @@ def dma_variants(
     if kind not in VARIANTS:
         raise Unsupported(f"Only {' and '.join(VARIANTS)} have copy engine variants, not {kind}.")
     return {
-        (variant, prelaunch): _variant(machine, variant, total_bytes, world, prelaunch)
+        (variant, prelaunch): _seconds(_variant(machine, variant, total_bytes, world, prelaunch))
         for variant in VARIANTS[kind]
         for prelaunch in (False, True)
     }
@@ -77,9 +98,13 @@ def _check(machine: Machine, kind: str, total_bytes: float, world: int) -> None:
         raise Unsupported(f"{machine.name} has {machine.links.world} devices, not {world}.")
 
 
+def _seconds(found: Parts) -> float:
+    return sum(seconds for _, seconds in found)
+
+
 def _by_cores(
     machine: Machine, kind: str, total_bytes: float, world: int, units: int | None
-) -> float:
+) -> Parts:
     """The library takes the protocol that is quickest for the size."""
     cores, links = machine.cores, machine.links
     peers = world - 1
@@ -93,13 +118,19 @@ def _by_cores(
     else:
         phases, parts = 1.0, peers + cores.local_share
     wire = total_bytes * parts / world / reach
-    seconds = min(
-        phases * (p.latency + peers * p.peer_latency) + wire / p.bandwidth for p in cores.protocols
-    )
+    ways: list[Parts] = [
+        (
+            (f"start, {p.name} protocol", phases * p.latency),
+            ("start, for each peer", phases * peers * p.peer_latency),
+            ("bytes on the links", wire / p.bandwidth),
+        )
+        for p in cores.protocols
+    ]
     if kind == "all_reduce" and cores.in_switch is not None:
         summed = total_bytes / (cores.in_switch.bandwidth * reach)
-        seconds = min(seconds, cores.in_switch.latency + summed)
-    return seconds
+        start = ("start, sums in the switch", cores.in_switch.latency)
+        ways.append((start, ("bytes on the links", summed)))
+    return min(ways, key=_seconds)
 
 
 def _by_engines(
@@ -109,11 +140,10 @@ def _by_engines(
     world: int,
     variant: str | None,
     prelaunch: bool,
-) -> float:
+) -> Parts:
     if variant is None:
-        return min(
-            _variant(machine, name, total_bytes, world, prelaunch) for name in VARIANTS[kind]
-        )
+        found = (_variant(machine, name, total_bytes, world, prelaunch) for name in VARIANTS[kind])
+        return min(found, key=_seconds)
     if variant not in VARIANTS[kind]:
         raise Unsupported(
             f"{kind} has no variant {variant!r} (it has {', '.join(VARIANTS[kind])})."
@@ -144,9 +174,9 @@ def _work(machine: Machine, variant: str, world: int) -> _Work:
 
 def _variant(
     machine: Machine, variant: str, total_bytes: float, world: int, prelaunch: bool
-) -> float:
+) -> Parts:
     if total_bytes == 0 or world == 1:
-        return 0.0
+        return ()
     engines, links = machine.engines, machine.links
     work = _work(machine, variant, world)
     rate = min(engines.bandwidth, links.to_one_peer())
@@ -163,4 +193,9 @@ def _variant(
     else:
         commanding = work.engines * (engines.command + engines.schedule + engines.completion)
     packets = engines.packet + (work.packets - 1) * engines.next_packet
-    return engines.collective + commanding + packets + moving
+    return (
+        ("start and end", engines.collective),
+        ("commands and completions", commanding),
+        (f"packets of {variant}", packets),
+        ("bytes on the links", moving),
+    )
