@@ -8,7 +8,7 @@ would be one more optional section beside `links`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Annotated, Literal, NamedTuple
 
@@ -120,7 +120,7 @@ class Links:
     bandwidth: Positive  # one link, one direction, as measured
     total_bandwidth: Positive  # out of a device over all its links, as measured
     latency: float  # one small remote write or read
-    interference: float = 0.0  # GEMM and full links slow each other by this share per memory byte
+    interference: float = 0.0  # kernels and full links slow each other by this share
 
     def to_one_peer(self) -> float:
         """Bandwidth from a device to one other: a link of a mesh, everything through a switch."""
@@ -165,6 +165,7 @@ class Launch:
     signal: float  # raise a counter in a peer's memory
     poll: float  # notice a raised counter
     decision: float  # adaptive: look at counters and choose what to multiply next
+    captured_gap: float | None = None  # `gap` between kernels of a captured graph; None: as `gap`
 
 
 @dataclass(frozen=True)
@@ -195,7 +196,6 @@ class Cores:
     copy_units: Count  # compute units that saturate one link
     all_reduce_latency: Positive  # latency of the two phases of an all-reduce, against one phase
     local_share: float  # cost of a device's own part, which is copied too, against a part sent
-    interference: float  # slowdown of a GEMM beside it, beyond the units and bandwidth taken
     memory_bytes_per_byte: Positive  # memory traffic at each end for a byte moved
     in_switch: InSwitch | None = None
 
@@ -230,6 +230,23 @@ class Machine:
     launch: Launch
     cores: Cores
     host: Host | None = None
+
+    def without_contention(self) -> Machine:
+        """The machine if kernels and bytes did not slow each other beyond sharing compute units and
+        memory bandwidth: what it makes of a plan is an upper bound."""
+        return replace(self, links=replace(self.links, interference=0.0))
+
+    def captured(self) -> Machine:
+        """The machine for plans that are captured in a graph once and launched as a whole: no host
+        call for each kernel, and shorter gaps between them."""
+        launch = self.launch
+        gap = launch.gap if launch.captured_gap is None else launch.captured_gap
+        compute = self.compute
+        if compute.tiling is not None:  # the second pass over a K-split is a kernel of the graph
+            tiling = compute.tiling
+            second = max(0.0, tiling.split_seconds - (launch.gap - gap))
+            compute = replace(compute, tiling=replace(tiling, split_seconds=second))
+        return replace(self, compute=compute, launch=replace(launch, host=0.0, gap=gap))
 
     def __hash__(self) -> int:
         # Costs are cached by machine: the name and a few numbers are enough to hash by, and

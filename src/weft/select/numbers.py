@@ -93,7 +93,7 @@ def _by_cores(machine: Machine, world: int, left: int) -> _rule.Moving:
         rate_own=inside,
         row=0.0,
         bandwidth=_left(bandwidth_of(machine, left), drawn),
-        slowdown=1.0 + cores.interference,
+        slowdown=1.0,
     )
 
 

@@ -52,6 +52,11 @@ class Node:
     def driven(self, rank: int) -> Resource:
         return self._resource(("driven", rank, 0))
 
+    def ports(self, rank: int) -> list[tuple[Resource, float]]:
+        """What all bytes that leave or enter a device pass, with its capacity."""
+        names: tuple[Name, ...] = (("out", rank, 0), ("in", rank, 0))
+        return [(self._resource(name), self._capacity[name[0]]) for name in names]
+
     @property
     def driven_bandwidth(self) -> float:
         """What core-driven transfers bring out of a device if they have the units they need."""

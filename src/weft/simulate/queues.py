@@ -189,7 +189,16 @@ class Queues(ABC, Generic[Cost]):
     ) -> None:
         cost, fixed = self._cost(task, lane, now)
         lane.busy = True
-        self._push(now + decision + fixed, _BODY, Job(run, task, lane, cost, now))
+        job = Job(run, task, lane, cost, now)
+        self._launched(job)
+        self._begin_body(job, now + decision + fixed)
+
+    def _begin_body(self, job: Job[Cost], when: float) -> None:
+        """The fixed part of a job ends then."""
+        self._push(when, _BODY, job)
+
+    def _launched(self, job: Job[Cost]) -> None:  # noqa: B027 (most need nothing of it)
+        """A job has started; its fixed part comes first."""
 
     def _finish(self, job: Job[Cost], now: float, local: float, alone: float, delay: float) -> None:
         """A job is over; waiters on other lanes learn of it after `delay`."""

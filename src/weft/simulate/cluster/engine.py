@@ -291,6 +291,4 @@ class _Engine:
 
     def _cap(self, kernel: Kernel) -> float:
         seconds = kernel.body(self._units)
-        if self._held and self._machine is not None:
-            seconds *= 1.0 + self._machine.cores.interference
         return max(kernel.traffic, 1.0) / seconds

@@ -234,11 +234,9 @@ def _units_taken() -> Part:
 def _mean_slowdown(
     machine: Machine, shapes: list[tuple[int, int, int]], bound: str, taken: int
 ) -> float:
-    # Trimming memory-bound GEMMs is done beside copy engines, so that nothing else interferes.
-    beside = 1.0 + machine.cores.interference if bound == "compute" else 1.0
     left = machine.compute.units - taken
     slower = [
-        gemm(machine, m, n, k, units=left).seconds * beside / gemm(machine, m, n, k).seconds - 1.0
+        gemm(machine, m, n, k, units=left).seconds / gemm(machine, m, n, k).seconds - 1.0
         for m, n, k in shapes
     ]
     return sum(slower) / len(slower)
