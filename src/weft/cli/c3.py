@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -26,14 +27,18 @@ from weft.report.c3_page import (
     summary_of,
     write_c3_page,
 )
+from weft.report.cells import Cell
 from weft.report.files import check_target
 from weft.report.terminal import table
 from weft.study.c3 import measured, simulated
 from weft.study.c3.own import KINDS, Question
 from weft.study.c3.result import Study
+from weft.study.c3.scenarios import KINDS as KINDS_OF_SCENARIO
 from weft.timeline import Timeline
 
 HOST = "cpu"
+_ROOMY, _WIDE = 100, 112
+"""Columns of a terminal with room for all of the table of scenarios, and of the ladder."""
 
 
 def register(app: typer.Typer) -> None:
@@ -131,6 +136,16 @@ def c3(
         console.print(f"page: {html} (opens offline)")
 
 
+def _print(
+    headers: Sequence[str], rows: Sequence[Sequence[Cell]], left_out: Sequence[str], caption: str
+) -> None:
+    """A table without some of its columns; names in the first are never broken."""
+    keep = [place for place, header in enumerate(headers) if header not in left_out]
+    kept = [[row[place] for place in keep] for row in rows]
+    names = [headers[place] for place in keep]
+    console.print(table(names, kept, caption=caption, width=console.width, whole=(0,)))
+
+
 def _case(
     m: int | None,
     n: int | None,
@@ -158,15 +173,15 @@ def _disturbed(machine: Machine, interference: float | None) -> Machine:
 def show(found: Study) -> None:
     """The scenarios, the ladder, the rules, and a summary."""
     caption = "Times alone, the speedup of ideal over serial, and percent of ideal by strategy."
-    headers, rows = scenario_headers(found), scenario_rows(found)
-    console.print(table(headers, rows, caption=caption, width=console.width))
+    width = console.width
+    left_out = () if width >= _ROOMY else ("kind", "ideal")
+    _print(scenario_headers(found), scenario_rows(found), left_out, caption)
     caption = (
         "Means over all scenarios: percent of ideal, speedup over serial and its most, how many "
         "times as long as alone GEMM and collective take, percent of ideal by kind of scenario."
     )
-    console.print(
-        table(ladder_headers(found), ladder_rows(found), caption=caption, width=console.width)
-    )
+    left_out = () if width >= _WIDE else KINDS_OF_SCENARIO
+    _print(ladder_headers(found), ladder_rows(found), left_out, caption)
     if found.rules():
         caption = "Rules from sizes and the machine's numbers alone, against the best of all tried."
         console.print(table(RULE_HEADERS, rule_rows(found), caption=caption, width=console.width))

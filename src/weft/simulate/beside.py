@@ -121,7 +121,9 @@ class BesideEvents(Events):
 
     def _slows_bytes(self, rank: int) -> float:
         # Behind a GEMM, bytes flow while its last tiles end: half of them are left, as a mean.
-        return self._contention.slows_bytes(0.5) if self._fading(rank) else super()._slows_bytes(rank)
+        return (
+            self._contention.slows_bytes(0.5) if self._fading(rank) else super()._slows_bytes(rank)
+        )
 
     def _fading(self, rank: int) -> bool:
         return self._behind and rank in self._kernel_of and rank not in self._ahead
