@@ -174,7 +174,7 @@ def show(found: Study) -> None:
     """The scenarios, the ladder, the rules, and a summary."""
     caption = "Times alone, the speedup of ideal over serial, and percent of ideal by strategy."
     width = console.width
-    left_out = () if width >= _ROOMY else ("kind", "ideal")
+    left_out: tuple[str, ...] = () if width >= _ROOMY else ("kind", "ideal")
     _print(scenario_headers(found), scenario_rows(found), left_out, caption)
     caption = (
         "Means over all scenarios: percent of ideal, speedup over serial and its most, how many "

@@ -83,7 +83,7 @@ class Measured:
 class Compute:
     """Compute units and what GEMMs reach on them. Either `tiling` or `saturation` is given."""
 
-    units: Count
+    units: Count  # compute units of a device: SMs, CUs
     clock: Positive  # boost clock in Hz
     loaded_clock: Positive  # clock under a long matrix load
     peak: dict[str, Positive]  # data sheet, dense
@@ -99,12 +99,12 @@ class Compute:
 class Memory:
     """Device memory and the last-level cache before it."""
 
-    capacity: Positive
+    capacity: Positive  # bytes
     peak_bandwidth: Positive  # data sheet
     bandwidth: Positive  # what streaming kernels reach with every unit at work
     latency: float  # before the first bytes of a kernel arrive
     unit_bandwidth: Positive  # what one compute unit can stream
-    cache_bytes: Positive
+    cache_bytes: Positive  # of the last-level cache, as far as GEMM operands have it
     cache_bandwidth: Positive  # all units together, out of the caches into tiles
     crowding: float  # bandwidth gained once a few units are taken away, as a share
     crowding_units: Count  # how many must go for the whole gain
@@ -114,7 +114,7 @@ class Memory:
 class Links:
     """Links between the devices of one node."""
 
-    topology: Literal["mesh", "switch", "ring"]
+    topology: Literal["mesh", "switch", "ring"]  # every pair, all through a switch, or neighbours
     world: Count  # devices in the node
     peak_bandwidth: Positive  # one link, one direction, data sheet
     bandwidth: Positive  # one link, one direction, as measured
@@ -173,7 +173,7 @@ class Protocol:
     """One way a core-driven collective moves bytes: quick to start, or quick when going."""
 
     name: str
-    latency: Positive
+    latency: Positive  # from the call until bytes flow, and at the end
     peer_latency: float  # in addition, for every peer
     bandwidth: Positive  # out of a device, all links
 
@@ -182,7 +182,7 @@ class Protocol:
 class InSwitch:
     """An all-reduce whose sums are made by the switch: its time does not depend on the world."""
 
-    latency: Positive
+    latency: Positive  # from the call to the end, but for the bytes
     bandwidth: Positive  # bytes of the result per second
 
 
@@ -192,7 +192,7 @@ class Cores:
 
     protocols: tuple[Protocol, ...]
     all_gather_units: Count  # compute units that saturate the links
-    all_to_all_units: Count
+    all_to_all_units: Count  # the same for an all-to-all
     copy_units: Count  # compute units that saturate one link
     all_reduce_latency: Positive  # latency of the two phases of an all-reduce, against one phase
     local_share: float  # cost of a device's own part, which is copied too, against a part sent
