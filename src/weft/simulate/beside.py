@@ -26,7 +26,7 @@ from weft.machine import Machine
 from weft.plan.concurrent import Concurrent
 from weft.plan.tasks import AnyTask, Copy, Matmul, Plan
 from weft.simulate.cost.collective import collective
-from weft.simulate.cost.gemm import GemmCost, gemm
+from weft.simulate.cost.gemm import SPREAD, GemmCost, gemm
 from weft.simulate.demand import Kernel, Transfer
 from weft.simulate.events import Events
 from weft.simulate.queues import Job, Lane
@@ -179,6 +179,9 @@ def _busy_share(machine: Machine, task: Matmul, cost: GemmCost, needed: int) -> 
     tiles = -(-task.c.rows // rows) * -(-task.c.columns // columns) * cost.split_k
     room = units * resident
     whole, rest = divmod(tiles, room)
-    waves = whole + -(-rest // units) / resident  # as long as they are taken to last
+    last = -(-rest // units) / resident
+    if whole:
+        last -= SPREAD * max(0.0, last - rest / room)
+    waves = whole + last  # as long as they are taken to last
     halfway = 0.5 * min(needed, units) / units
     return min(1.0, max(0.0, tiles / room - 1.0 + halfway) / waves)

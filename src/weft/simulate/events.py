@@ -27,7 +27,7 @@ from weft.simulate.contention import contention
 from weft.simulate.demand import Demands, Kernel, Transfer
 from weft.simulate.node import Node
 from weft.simulate.queues import Job, Lane, Queues
-from weft.simulate.sharing import Flow, Sharing
+from weft.simulate.sharing import Flow
 
 _Cost = Kernel | Transfer
 
@@ -45,7 +45,6 @@ class Events(Queues[_Cost]):
     ) -> None:
         super().__init__(plan, tasks, after, machine.launch.decision)
         world = plan.operation.world
-        self._sharing = Sharing(proportional=True)
         self._machine = machine
         self._one_launch = plan.one_launch
         self._node = Node(machine, world, folded)

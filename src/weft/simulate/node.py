@@ -101,7 +101,7 @@ class Node:
             name = self._fold(name)
         resource = self._resources.get(name)
         if resource is None:
-            resource = Resource(name, self._capacity[name[0]])
+            resource = Resource(name, self._capacity[name[0]], queued=name[0] == "memory")
             self._resources[name] = resource
         return resource
 
