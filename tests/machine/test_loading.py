@@ -120,6 +120,7 @@ def test_unknown_names(name: str, says: str) -> None:
         ("compute.tiling.tiles", {}, "must be a list of tables"),
         ("compute.saturation", {"m": 1, "n": 1, "k": 1}, "either compute.tiling or"),
         ("cores.protocols", [], "must hold at least one protocol"),
+        ("cores.interference", 0.1, "unknown key cores.interference"),
         ("memory", 3, "memory must be a table"),
         ("memory.bandwidth", 6e12, "memory.bandwidth is above memory.peak_bandwidth"),
         ("title", 3, "title must be text"),

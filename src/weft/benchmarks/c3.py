@@ -12,7 +12,7 @@ from weft.study.launch import Report
 REPEAT = 25
 SHAPES = ("cb",)
 MULTIPLES = ("balanced",)
-NEAR = 6.0
+NEAR = 5.0
 """Points that a simulated mean may be away from the published one."""
 NEAR_UNITS = 4.0
 """The same for what GEMMs lose with their units."""

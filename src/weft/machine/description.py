@@ -24,6 +24,9 @@ DTYPES = {
 }
 
 
+Collective = Literal["all_gather", "reduce_scatter", "all_to_all", "all_reduce"]
+
+
 class Bounds(NamedTuple):
     """What the loader lets a number be. Numbers without bounds may be zero but not negative."""
 
@@ -176,6 +179,9 @@ class Protocol:
     latency: Positive  # from the call until bytes flow, and at the end
     peer_latency: float  # in addition, for every peer
     bandwidth: Positive  # out of a device, all links
+    collectives: tuple[Collective, ...] = ()  # which the library uses it for; none named: for all
+    most_bytes: Positive = inf  # of a rank; beyond, the library takes another, quicker or not
+    local_share: float | None = None  # where it is not `cores.local_share`
 
 
 @dataclass(frozen=True)

@@ -151,7 +151,8 @@ def _value(hint: Any, value: Any, where: str, key: str) -> Any:
     if origin is tuple:
         if not is_dataclass(inner[0]):
             if not isinstance(value, list):
-                raise Unsupported(f"{where}: {key} must be a list of numbers.")
+                kind = "names" if get_origin(inner[0]) is Literal else "numbers"
+                raise Unsupported(f"{where}: {key} must be a list of {kind}.")
             return tuple(_value(inner[0], one, where, f"{key}[{i}]") for i, one in enumerate(value))
         if not isinstance(value, list):
             raise Unsupported(f"{where}: {key} must be a list of tables.")

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from weft.machine import Machine
 from weft.plan.concurrent import Concurrent
 from weft.plan.tasks import AnyTask, Copy, Matmul, Plan
-from weft.simulate.cost.collective import collective
+from weft.simulate.cost.collective import bandwidth_by_cores, collective
 from weft.simulate.cost.gemm import SPREAD, GemmCost, gemm
 from weft.simulate.demand import Kernel, Transfer
 from weft.simulate.events import Events
@@ -65,8 +65,9 @@ class BesideEvents(Events):
             if self._confined:
                 bandwidth = self._node.memory_bandwidth(self._units(rank))
                 self._sharing.set_capacity(self._node.memory(rank), bandwidth)
-            if strategy.reserved:
-                self._driving[rank] = min(1.0, strategy.reserved / self._most_held)
+            if plan.operation.world > 1:
+                driven = _driven(plan, machine, strategy)
+                self._driving[rank] = driven / self._node.driven_bandwidth
                 self._drive(rank)
 
     def _cost(self, task: AnyTask, lane: Lane, now: float) -> tuple[Kernel | Transfer, float]:
@@ -152,22 +153,31 @@ def _silence_of(plan: Plan, machine: Machine, strategy: Strategy) -> float:
         world,
         driver=strategy.engine,
         variant=variant,
+        units=strategy.reserved or None,
     )
     peers, links = world - 1, machine.links
-    rate = min(machine.engines.bandwidth, links.to_one_peer(), links.out_of_device(world) / peers)
     if strategy.engine == "cores":
-        best = max(protocol.bandwidth for protocol in machine.cores.protocols)
-        reach = links.out_of_device(world) / links.out_of_device(links.world)
-        rate = min(links.to_one_peer(), best * reach / peers)
+        rate = _driven(plan, machine, strategy) / peers
+    else:
+        rate = min(machine.engines.bandwidth, links.out_of_device(world) / peers)
+    rate = min(rate, links.to_one_peer())
     piece = max(operation.num_bytes(peer, 0) for peer in range(world))
     return max(0.0, seconds - piece / rate)
+
+
+def _driven(plan: Plan, machine: Machine, strategy: Strategy) -> float:
+    """Bytes per second that the collective brings out of a device, with the units it has."""
+    operation = plan.operation
+    assert isinstance(operation, Concurrent)
+    reserved = strategy.reserved or None
+    return bandwidth_by_cores(machine, operation.collective, operation.world, reserved)
 
 
 def _busy_share(machine: Machine, task: Matmul, cost: GemmCost, needed: int) -> float:
     """The share of a GEMM's time after which `needed` units are free for who was launched next.
 
-    Tiles fill the units, then each further one takes the place of one that ends, and ends are spread
-    evenly over the time of a tile. So from when the last tile is handed out, a tile's time before
+    Tiles fill the units, then each further one takes the place of one that ends, and ends are
+    spread evenly over the time of a tile. So from when the last tile is handed out, a tile's time before
     the end of all, places become free one by one. A collective that fills them as they come has
     moved as much by the time it has all as one that gets all of them halfway.
     """

@@ -197,7 +197,7 @@ class Queues(ABC, Generic[Cost]):
         """The fixed part of a job ends then."""
         self._push(when, _BODY, job)
 
-    def _launched(self, job: Job[Cost]) -> None:  # noqa: B027 (most need nothing of it)
+    def _launched(self, job: Job[Cost]) -> None:
         """A job has started; its fixed part comes first."""
 
     def _finish(self, job: Job[Cost], now: float, local: float, alone: float, delay: float) -> None:

@@ -7,9 +7,11 @@ all-to-all, the vector of an all-reduce.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 from weft.errors import Unsupported, nearest
 from weft.machine import Machine
+from weft.machine.description import Protocol
 from weft.simulate.cost.memory import memory_bound
 
 KINDS = ("all_gather", "reduce_scatter", "all_to_all", "all_reduce")
@@ -105,32 +107,60 @@ def _seconds(found: Parts) -> float:
 def _by_cores(
     machine: Machine, kind: str, total_bytes: float, world: int, units: int | None
 ) -> Parts:
-    """The library takes the protocol that is quickest for the size."""
+    """The library takes the protocol that is quickest, of those it has for the size."""
     cores, links = machine.cores, machine.links
     peers = world - 1
-    # Fewer devices leave links of a mesh unused; fewer units leave all of them hungry.
-    reach = links.out_of_device(world) / links.out_of_device(links.world)
+    # Fewer devices leave links of a mesh unused; fewer units leave all of them hungry, and let
+    # peers take turns, each of which costs what a launch of the collective does.
+    reach, turns = links.out_of_device(world) / links.out_of_device(links.world), 1
     if units is not None:
-        enough = cores.all_to_all_units if kind == "all_to_all" else cores.all_gather_units
+        enough = _enough(machine, kind)
         reach *= min(1.0, units / enough)
-    if kind == "all_reduce":
-        phases, parts = cores.all_reduce_latency, 2.0 * peers
-    else:
-        phases, parts = 1.0, peers + cores.local_share
-    wire = total_bytes * parts / world / reach
-    ways: list[Parts] = [
-        (
-            (f"start, {p.name} protocol", phases * p.latency),
-            ("start, for each peer", phases * peers * p.peer_latency),
-            ("bytes on the links", wire / p.bandwidth),
+        turns = -(-enough // units)
+    fixed, parts = (cores.all_reduce_latency, 2.0) if kind == "all_reduce" else (1.0, 1.0)
+    ways: list[Parts] = []
+    for protocol in _protocols(machine, kind, total_bytes / world):
+        local = cores.local_share if protocol.local_share is None else protocol.local_share
+        sent = parts * peers + (0.0 if kind == "all_reduce" else local)
+        wire = total_bytes * sent / world / reach / protocol.bandwidth
+        ways.append(
+            (
+                (f"start, {protocol.name} protocol", fixed * protocol.latency),
+                ("start, for each peer", fixed * turns * peers * protocol.peer_latency),
+                ("bytes on the links", wire),
+            )
         )
-        for p in cores.protocols
-    ]
     if kind == "all_reduce" and cores.in_switch is not None:
         summed = total_bytes / (cores.in_switch.bandwidth * reach)
         start = ("start, sums in the switch", cores.in_switch.latency)
         ways.append((start, ("bytes on the links", summed)))
     return min(ways, key=_seconds)
+
+
+def bandwidth_by_cores(machine: Machine, kind: str, world: int, units: int | None = None) -> float:
+    """Bytes per second that a large core-driven collective brings out of a device."""
+    cores, links, peers = machine.cores, machine.links, world - 1
+    reach = links.out_of_device(world) / links.out_of_device(links.world)
+    if units is not None:
+        reach *= min(1.0, units / _enough(machine, kind))
+    rates = []
+    for protocol in _protocols(machine, kind, inf):
+        local = cores.local_share if protocol.local_share is None else protocol.local_share
+        rates.append(protocol.bandwidth * peers / (peers + local))
+    return max(rates) * reach
+
+
+def _enough(machine: Machine, kind: str) -> int:
+    """Compute units with which a collective saturates its links."""
+    cores = machine.cores
+    return cores.all_to_all_units if kind == "all_to_all" else cores.all_gather_units
+
+
+def _protocols(machine: Machine, kind: str, each: float) -> list[Protocol]:
+    """The protocols that a library uses for a collective in which a rank has so many bytes."""
+    for_it = [p for p in machine.cores.protocols if not p.collectives or kind in p.collectives]
+    within = [p for p in for_it if each <= p.most_bytes]
+    return within or for_it or list(machine.cores.protocols)
 
 
 def _by_engines(

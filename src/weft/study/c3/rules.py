@@ -9,7 +9,7 @@ Each answers one question in closed form, so that a runtime can ask it at every 
                   them; cores, or serial, where commanding the engines would take longer
 
 An estimate is the longer of both, each timed alone on the units it has, and what both lose while
-they run at once: by memory that cannot serve both, or by the machine's interference.
+they run at once: by contention, and by memory that cannot serve both.
 
 How far the rules are from the best is found by trying everything else (`simulated`).
 """
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from weft.machine import Machine
 from weft.plan.concurrent import SUMMING, Collective, Concurrent
+from weft.simulate.contention import contention
 from weft.simulate.cost import bandwidth_of, collective, gemm
 from weft.simulate.cost.gemm import GemmCost
 from weft.strategy import Driver, Strategy
@@ -146,8 +147,8 @@ def _slower(machine: Machine, operation: Concurrent, engine: Driver, units: int)
     if not cost.seconds or not sent:
         return 1.0
     asked = cost.bytes / cost.seconds + through / _collective(machine, operation, engine)
-    meeting = machine.links.interference * side.memory_bytes_per_byte
-    return max(1.0 + meeting, asked / bandwidth_of(machine, units))
+    slower = contention(machine, engine, operation.world).slows_bytes()
+    return slower * max(1.0, asked / bandwidth_of(machine, units))
 
 
 def _collective(
