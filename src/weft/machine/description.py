@@ -141,7 +141,7 @@ class Links:
 class Engines:
     """Copy engines (SDMA, CE, or copy threads) and the cost of commanding them."""
 
-    count: Count
+    count: Count  # engines of a device that copy to peers at the same time
     bandwidth: Positive  # one engine over a link
     local_bandwidth: Positive  # one engine inside the device's own memory
     command: float  # host: build a command and ring the doorbell, per engine
