@@ -17,11 +17,13 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 import weft
-from weft.study.emulate import plain_collectives
-from weft.study.llama import Llama, Shape, parallelize
+from weft.measure.emulate import plain_collectives
+from weft.models.small_llama import Llama, LlamaShape, parallelize
 
 
-def train(kind: str, shape: Shape, steps: int, batch: int, sequence: int) -> tuple[list, float]:
+def train(
+    kind: str, shape: LlamaShape, steps: int, batch: int, sequence: int
+) -> tuple[list, float]:
     """The loss of every step, and the seconds of all."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     model = parallelize(Llama(shape), mesh, kind)
@@ -52,7 +54,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     weft.configure(link=arguments.link)
-    shape = Shape(size=arguments.size, hidden=3 * arguments.size)
+    shape = LlamaShape(size=arguments.size, hidden=3 * arguments.size)
     results = {}
     with plain_collectives():
         for kind in ("torch", "weft"):

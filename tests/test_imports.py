@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 PROBE = """
+LAYERS = ("weft.cli", "weft.report", "weft.study", "weft.measure", "weft.models")
 import json, os, sys
 import torch, torch.distributed as dist
 threads = len(os.listdir("/proc/self/task"))
@@ -20,7 +21,7 @@ print(json.dumps({
     "group": dist.is_initialized(),
     "explained": weft.explain() is not None,
     "optional": [m for m in ("plotly", "rich", "typer", "triton", "pandas") if m in sys.modules],
-    "layers": [m for m in sys.modules if m.startswith(("weft.cli", "weft.report", "weft.study"))],
+    "layers": [m for m in sys.modules if m.startswith(LAYERS)],
     "missing": [name for name in weft.__all__ if not hasattr(weft, name)],
 }))
 """

@@ -43,7 +43,7 @@ def test_units_may_be_in_brackets() -> None:
     [
         ("dna", "did you mean dma"),
         ("", "write NAME or NAME:UNITS"),
-        ("partitioned", "say how many compute units"),
+        ("partitioned", "give the number of compute units"),
         ("dma:8", "leave out ':8'"),
         ("partitioned:0", "at least 1"),
         ("partitioned:-1", "write NAME or NAME:UNITS"),

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from weft import plugins as _plugins
 from weft.collectives import (
     Handle,
     all_gather,
@@ -28,8 +29,9 @@ from weft.ops.matmul_all_to_all import matmul_all_to_all
 from weft.ops.matmul_reduce_scatter import matmul_reduce_scatter
 from weft.run.explain import Explanation, explain
 from weft.run.record import Recording, record
+from weft.run.session import of as _session_of
 from weft.schedule import Schedule
-from weft.select import host as _host
+from weft.select import this_host as _this_host
 from weft.select.auto import of as _auto_of
 from weft.select.tune import tune
 from weft.timeline import Span, Timeline
@@ -39,22 +41,22 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
     from weft import nn
-    from weft.fabric import HostFabric
+    from weft.fabric import Fabric
     from weft.machine import Machine
     from weft.nn import compile, symm_mem_compat
 
 
 def __getattr__(name: str) -> object:
-    """`weft.nn` and what comes from it are imported when first used: DTensor takes a while."""
+    """Imports `weft.nn` and its functions on first use, because importing DTensor takes long."""
     if name not in ("nn", "compile", "symm_mem_compat"):
         raise AttributeError(f"module 'weft' has no attribute {name!r}")
     module = importlib.import_module("weft.nn")
     return module if name == "nn" else getattr(module, name)
 
 
-def _calibrate(fabric: HostFabric) -> Machine:
+def _calibrate(fabric: Fabric) -> Machine:
     """Describes this machine with the ranks of a group, quickly, and keeps it for later."""
-    from weft.study.calibrate import QUICK, here, keep
+    from weft.measure.calibration import QUICK, here, keep
 
     machine = here(fabric, QUICK)
     if fabric.rank == 0:
@@ -65,7 +67,7 @@ def _calibrate(fabric: HostFabric) -> Machine:
     return machine
 
 
-_host.calibrator = _calibrate
+_this_host.calibrator = _calibrate
 
 
 def symmetric_empty(
@@ -73,14 +75,14 @@ def symmetric_empty(
     dtype: torch.dtype | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> torch.Tensor:
-    """A tensor like `torch.empty(*shape, dtype=dtype)` in memory that the ranks of a group share,
-    so that weft's operators on that group read it in place instead of staging it."""
+    """A tensor like `torch.empty(*shape, dtype=dtype)` in memory that the ranks of a group share.
+    weft's operators on that group read it in place instead of staging it."""
     import torch
 
     sizes: list[int] = []
     for size in shape:
         sizes.extend([size] if isinstance(size, int) else size)
-    return _fabric_of(group).symmetric_empty(sizes, dtype or torch.get_default_dtype())
+    return _fabric_of(group).memory.empty(sizes, dtype or torch.get_default_dtype())
 
 
 def configure(
@@ -90,10 +92,16 @@ def configure(
     link: str | Link | None = None,
     select: str | None = None,
 ) -> None:
-    """Sets, on this rank of a group, how long a wait may take (seconds) and how fast links are
-    (`"memory"`, a rate such as `"0.1GB/s"`, or a `Link`). Set the same link on every rank. select:
-    what chooses for `schedule="auto"`: `"auto"` (a tuned result, else the heuristic),
-    `"heuristic"`, or `"model"`, which simulates; what rank 0 has set counts."""
+    """Configures this rank of a group.
+
+    Args:
+        group: the process group (None: all ranks).
+        deadline: how long a wait may take, in seconds.
+        link: the speed of links: `"memory"`, a rate such as `"0.1GB/s"`, or a `Link`. Set the same
+            link on every rank.
+        select: what chooses a schedule for `schedule="auto"`: `"auto"` (a tuned result, else the
+            heuristic), `"heuristic"`, or `"model"` (simulation). The setting of rank 0 applies.
+    """
     fabric = _fabric_of(group)
     if deadline is not None:
         if not deadline > 0:
@@ -102,8 +110,10 @@ def configure(
     if link is not None:
         fabric.set_link(Link.parse(link) if isinstance(link, str) else link)
     if select is not None:
-        _auto_of(fabric).set_mode(select)
+        _auto_of(_session_of(fabric)).set_mode(select)
 
+
+_plugins.load()
 
 __all__ = [
     "Cancelled",

@@ -1,7 +1,7 @@
-"""What is computed: an Operation knows its sizes, its flops and its bytes, and nothing of time.
+"""Operations: what is computed. An operation knows its sizes, flops and bytes, but no times.
 
 A new operation is one new file in `weft/plan/`: its dataclass, its lowering, and one `register`
-call. `find` discovers those files; no list of them is kept anywhere.
+call. `find` discovers these files; there is no list of them.
 """
 
 from __future__ import annotations
@@ -26,35 +26,35 @@ ITEM_BYTES = {
 
 
 class Operation(Protocol):
-    """What every operation tells: a frozen, hashable value."""
+    """The properties of every operation, which is a frozen, hashable value."""
 
     name: ClassVar[str]
 
     @property
     def dtype(self) -> str:
-        """The dtype of its tensors, by name."""
+        """The name of the dtype of its tensors."""
         ...
 
     @property
     def world(self) -> int:
-        """How many ranks take part."""
+        """The number of ranks."""
         ...
 
     @property
     def label(self) -> str:
-        """The operation with its sizes, in a few words, for tables and errors."""
+        """A short description with sizes, for tables and errors."""
         ...
 
     def num_flops(self, rank: int) -> int:
-        """Floating point operations that the rank carries out."""
+        """The number of floating point operations of a rank."""
         ...
 
     def num_bytes(self, source: int, target: int) -> int:
-        """Bytes that must travel from one rank to another."""
+        """The bytes that must be sent from one rank to another."""
         ...
 
     def compute_only(self) -> Operation:
-        """The same arithmetic of one rank with nothing to communicate: a world of one."""
+        """The computation of one rank without communication, as an operation with a world of 1."""
         ...
 
 
@@ -62,19 +62,19 @@ _known: dict[str, type[Any]] = {}
 
 
 def register(operation: type[Any]) -> type[Any]:
-    """Class decorator: makes an operation known by its name."""
+    """Class decorator that registers an operation by its name."""
     _known[operation.name] = operation
     return operation
 
 
 def names() -> list[str]:
-    """The names of all operations, in alphabetical order."""
+    """The names of all operations, sorted."""
     _discover()
     return sorted(_known)
 
 
 def find(name: str) -> type[Any]:
-    """The operation class of that name."""
+    """The operation class with that name."""
     _discover()
     if name not in _known:
         raise Unsupported(
@@ -91,18 +91,18 @@ def _discover() -> None:
 
 
 def split(total: int, parts: int) -> tuple[int, ...]:
-    """The sizes of `torch.tensor_split`: as even as can be, the larger ones first."""
-    base, rest = total // parts, total % parts  # no divmod: sizes in graphs are symbols
+    """The sizes of `torch.tensor_split`: as even as possible, larger parts first."""
+    base, rest = total // parts, total % parts  # no divmod: sizes may be symbols of a graph
     return tuple(base + (part < rest) for part in range(parts))
 
 
 def starts(sizes: Sequence[int]) -> list[int]:
-    """Where each part begins, if parts of these sizes follow each other."""
+    """The start of each part, if parts of these sizes follow each other."""
     return [0, *accumulate(sizes)][:-1]
 
 
 def is_split(sizes: Sequence[int]) -> bool:
-    """Whether sizes are an even split of their sum, as `tensor_split` or `chunk` would cut it."""
+    """Whether the sizes are an even split of their sum, as `tensor_split` or `chunk` makes it."""
     total, parts = sum(sizes), len(sizes)
     if tuple(sizes) == split(total, parts):
         return True

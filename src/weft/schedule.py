@@ -1,4 +1,4 @@
-"""How communication is cut and woven into compute: a point of the design space, as a value.
+"""How communication is cut and overlapped with compute: a point of the design space, as a value.
 
     axis      values                                  meaning
     depth     0 serial, 1 shard, d chunks per shard   how fine communication is cut
@@ -10,13 +10,14 @@
     engine    dma, cores, direct                      who moves the bytes
 
 A schedule prints as a name and parses back from it: `NAME[:DEPTH][@ENGINE]`, with NAME one of
-`serial`, `shard-p2p`, `adaptive`, `fused` (communication inside the kernel), or
-`{uniform|hetero}-{fused|unfused|adaptive}-{1d|2d}[-p2p]`.
+`serial`, `shard-p2p`, `adaptive`, `in-kernel` (communication inside the kernel; the old name
+`fused` still parses), or `{uniform|hetero}-{fused|unfused|adaptive}-{1d|2d}[-p2p]`.
 """
 
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -66,7 +67,8 @@ class Schedule:
     @property
     def base(self) -> str:
         """The name without depth and engine."""
-        return _BASE_OF.get(self._key(), self._long_name())
+        own = _REGISTERED.get(self.with_engine("dma")) if _REGISTERED else None
+        return own or _BASE_OF.get(self._key(), self._long_name())
 
     @property
     def name(self) -> str:
@@ -89,11 +91,18 @@ class Schedule:
                 f"{name!r} is no schedule name; write NAME[:DEPTH][@ENGINE], e.g. adaptive:16@dma"
             )
         base, depth, engine = match.group("name", "depth", "engine")
+        if base in _OLD_NAMES:
+            base = _OLD_NAMES[base]
+            warnings.warn(
+                f"the schedule {match['name']!r} is called {base!r} now",
+                FutureWarning,
+                stacklevel=3,
+            )
         if base not in _NAMED:
             known = list(_NAMED)
             raise Unsupported(
                 f"there is no schedule {base!r}{nearest(base, known)}; "
-                f"the main names are {', '.join(MAIN_NAMES)} and fused"
+                f"the main names are {', '.join(MAIN_NAMES)} and {IN_KERNEL}"
             )
         schedule = _NAMED[base]
         if engine is not None:
@@ -121,8 +130,8 @@ class Schedule:
         Left out, because another schedule of the space is never worse: local chunks that wait
         although each chunk has its own GEMM (uniform with unfused or adaptive), and peers one at a
         time below shard level. Points that cannot exist have a reason in `impossible`; those that
-        only this operation cannot have, in its `refuses`, where it has such a method. `fused` is
-        for operations whose `in_kernel` says that they can communicate from inside their kernel.
+        only this operation cannot have, in its `refuses`, where it has such a method. `in-kernel`
+        is for operations whose `in_kernel` says that their kernel can communicate.
         """
         refuses = getattr(operation, "refuses", lambda schedule: None)
         if operation.world == 1:
@@ -194,12 +203,28 @@ _ALIASES: dict[str, Schedule] = {
     "serial": Schedule(depth=0, start="uniform"),
     "shard-p2p": Schedule(depth=1, pattern="peer", fusion="unfused"),
     "adaptive": Schedule(fusion="adaptive"),
-    "fused": Schedule(fusion="kernel", engine="direct"),
+    "in-kernel": Schedule(fusion="kernel", engine="direct"),
 }
+_OLD_NAMES = {"fused": "in-kernel"}
+_REGISTERED: dict[Schedule, str] = {}
+"""Names that were registered, for any engine."""
 _NAMED: dict[str, Schedule] = {**_ALIASES, **dict(_long_names())}
 _BASE_OF: dict[tuple[object, ...], str] = {s._key(): name for name, s in _ALIASES.items()}
 
-IN_KERNEL = "fused"
+
+def register(name: str, schedule: Schedule) -> None:
+    """Gives a point of the design space a name of its own, which then parses and prints."""
+    if re.fullmatch(r"[a-z0-9-]+", name) is None or name == "auto" or name in _OLD_NAMES:
+        raise Unsupported(f"{name!r} cannot be the name of a schedule; use letters, digits and -")
+    if _NAMED.get(name, schedule) != schedule:
+        raise Unsupported(f"there is another schedule {name!r} already: {_NAMED[name]!r}")
+    _NAMED[name] = schedule
+    _REGISTERED.setdefault(schedule.with_engine("dma"), name)
+    _name.cache_clear()
+    Schedule.parse.cache_clear()
+
+
+IN_KERNEL = "in-kernel"
 """The base of the schedule in which a kernel communicates by itself."""
 
 MAIN_NAMES: tuple[str, ...] = (

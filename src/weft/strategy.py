@@ -1,16 +1,16 @@
-"""How independent work runs side by side: a strategy for concurrent compute and communication, C3.
+"""Strategies for concurrent compute and communication (C3), where neither needs the other.
 
-    name                          the collective is moved by   and
-    serial                        cores                        ends before the GEMM starts
-    concurrent                    cores                        is launched behind the GEMM
-    prioritized                   cores                        is launched ahead of the GEMM
-    partitioned:K                 cores                        has K compute units to itself
-    prioritized+partitioned:K     cores                        both
-    dma                           copy engines                 takes no compute unit
-    dma+trimmed:K                 copy engines                 the GEMM goes without K units
+    name                          who moves the collective   how
+    serial                        cores                      it ends before the GEMM starts
+    concurrent                    cores                      it is launched after the GEMM
+    prioritized                   cores                      it is launched before the GEMM
+    partitioned:K                 cores                      it has K compute units of its own
+    prioritized+partitioned:K     cores                      both
+    dma                           copy engines               it uses no compute unit
+    dma+trimmed:K                 copy engines               the GEMM leaves K units unused
 
-A strategy is to C3 what a schedule is to dependent work: frozen, printed as a name, parsed back
-from it (`partitioned(32)` is read too). On a host a compute unit is a core.
+A strategy is for independent work what a schedule is for dependent work. It is frozen, printed as
+a name, and parsed from it (`partitioned(32)` works, too). On a host, a compute unit is a core.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NAMES = (
     "dma",
     "dma+trimmed",
 )
-"""The names without units, from no overlap to the most."""
+"""The names without units, from no overlap to most overlap."""
 
 _COUNTED = ("partitioned", "prioritized+partitioned", "dma+trimmed")
 _GRAMMAR = re.compile(r"(?P<base>[a-z+]+)(?:[:(](?P<units>\d{1,6})\)?)?")
@@ -40,8 +40,7 @@ _GRAMMAR = re.compile(r"(?P<base>[a-z+]+)(?:[:(](?P<units>\d{1,6})\)?)?")
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """A point of the space above. `reserved` units are the collective's, `trimmed` ones nobody's;
-    0 of either is none."""
+    """A strategy. `reserved` units belong to the collective; `trimmed` units stay unused."""
 
     engine: Driver = "cores"
     serial: bool = False
@@ -72,12 +71,12 @@ class Strategy:
 
     @property
     def units(self) -> int:
-        """The compute units that the name counts; 0 where it counts none."""
+        """The number of compute units in the name; 0 if it has none."""
         return self.reserved or self.trimmed
 
     @property
     def name(self) -> str:
-        """The full name; `Strategy.parse` gives the same strategy back."""
+        """The full name, from which `Strategy.parse` returns the same strategy."""
         return f"{self.base}:{self.units}" if self.units else self.base
 
     def __str__(self) -> str:
@@ -85,7 +84,7 @@ class Strategy:
 
     @classmethod
     def parse(cls, name: str) -> Strategy:
-        """The strategy of a name such as `prioritized`, `partitioned:32`, `dma+trimmed:8`."""
+        """The strategy with a name such as `prioritized`, `partitioned:32`, `dma+trimmed:8`."""
         match = _GRAMMAR.fullmatch(name.strip())
         if match is None:
             raise Unsupported(
@@ -100,10 +99,10 @@ class Strategy:
 
     @classmethod
     def of(cls, base: str, units: int | None = None) -> Strategy:
-        """The strategy of a name from `NAMES`, with its compute units where it counts some."""
+        """The strategy with a name from `NAMES`, and its compute units if the name needs them."""
         if (units is not None) != (base in _COUNTED):
             raise Unsupported(
-                f"say how many compute units {base} sets aside, e.g. {base}:8"
+                f"give the number of compute units that {base} sets aside, e.g. {base}:8"
                 if units is None
                 else f"{base} sets no compute units aside; leave out ':{units}'"
             )

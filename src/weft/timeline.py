@@ -1,7 +1,7 @@
-"""What happened when: spans of (rank, lane, task, start, end), measured or simulated alike.
+"""Timelines: spans of (rank, lane, task, start, end).
 
-Real runs and simulations give the same type, so every metric, table, page and trace works on both.
-Times are seconds; only differences mean anything.
+Real runs and simulations return the same type, so every metric, table, page and trace works on
+both. Times are in seconds, and only their differences are meaningful.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 COMPUTE = "compute"
-"""The lane of a rank's compute worker; every other lane is a copy engine's."""
+"""The lane of a rank's compute worker. Every other lane is a copy engine."""
 
 COMMUNICATION = "copy"
 """The kind of spans that move bytes between ranks."""
@@ -43,7 +43,7 @@ class Timeline:
 
     @classmethod
     def merge(cls, parts: Iterable[Timeline]) -> Timeline:
-        """One timeline of all ranks from the parts that each rank recorded."""
+        """One timeline of all ranks, from the part that each rank recorded."""
         parts = list(parts)
         spans = sorted(
             (span for part in parts for span in part.spans), key=lambda s: (s.rank, s.lane, s.start)
@@ -64,43 +64,44 @@ class Timeline:
 
     @property
     def seconds(self) -> float:
-        """From the first span's start to the last span's end, over all ranks."""
+        """The time from the first start to the last end, over all ranks."""
         return self.end - self.start
 
     def of(self, rank: int) -> Timeline:
         return replace(self, spans=tuple(s for s in self.spans if s.rank == rank))
 
     def lanes(self) -> list[tuple[int, str]]:
-        """Every (rank, lane), the compute lane of a rank first."""
+        """All (rank, lane) pairs. The compute lane of a rank comes first."""
         return sorted(
             {(s.rank, s.lane) for s in self.spans}, key=lambda x: (x[0], x[1] != COMPUTE, x[1])
         )
 
     def shifted(self) -> Timeline:
-        """The same timeline with its first start at zero."""
+        """The same timeline with the first start at zero."""
         zero = self.start
         moved = (replace(s, start=s.start - zero, end=s.end - zero) for s in self.spans)
         return replace(self, spans=tuple(moved))
 
     def compute_seconds(self, rank: int) -> float:
-        """For how long the rank's compute lane was busy."""
+        """How long the rank's compute lane was busy."""
         return covered(self._intervals(rank, compute=True))
 
     def communication_seconds(self, rank: int) -> float:
-        """For how long at least one of the rank's copies was under way."""
+        """How long at least one of the rank's copies was running."""
         return covered(self._intervals(rank, compute=False))
 
     def overlap_seconds(self, rank: int) -> float:
-        """For how long the rank computed and communicated at once."""
+        """How long the rank computed and communicated at the same time."""
         both = covered([*self._intervals(rank, True), *self._intervals(rank, False)])
         return self.compute_seconds(rank) + self.communication_seconds(rank) - both
 
     def exposed_communication(self, rank: int) -> float:
-        """For how long the rank communicated while its compute lane stood still."""
+        """How long the rank communicated while its compute lane was idle."""
         return self.communication_seconds(rank) - self.overlap_seconds(rank)
 
     def matmul_seconds(self, rank: int) -> float:
-        """The sum of the rank's matmul spans: against the same GEMM alone it is the slowdown."""
+        """The total time of the rank's matmul spans. Divided by the time of the same GEMM alone, it
+        gives the slowdown."""
         return sum(s.seconds for s in self.spans if s.rank == rank and s.kind == "matmul")
 
     def _intervals(self, rank: int, compute: bool) -> list[tuple[float, float]]:
@@ -125,7 +126,8 @@ def percent_of_ideal(
     serial: float, overlapped: float, compute: float, communication: float
 ) -> float:
     """(S - 1) / (S_ideal - 1) in percent, with S = serial / overlapped and
-    S_ideal = serial / max(compute, communication): 0 is no gain over serial, 100 is perfect hiding.
+    S_ideal = serial / max(compute, communication). 0 is no gain over serial, 100 is complete
+    overlap.
     """
     ideal = max(compute, communication)
     if overlapped <= 0.0 or ideal <= 0.0 or serial <= ideal:

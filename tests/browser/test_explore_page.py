@@ -10,7 +10,7 @@ from chromium import NAMES, Chromium, find
 
 from weft.machine import load
 from weft.report.explore_page import write_explore_page
-from weft.study.explore import explore
+from weft.study.exploration import explore
 from weft.study.scenarios import Shape
 
 pytestmark = pytest.mark.skipif(

@@ -9,9 +9,9 @@ import pytest
 from chromium import NAMES, Chromium, find
 
 from weft.machine import load_cluster
+from weft.models.workloads import load_workload
 from weft.report.scaling_page import write_scaling_page
 from weft.study.scaling import scale
-from weft.study.workloads import load_workload
 
 pytestmark = pytest.mark.skipif(
     find() is None, reason=f"no browser here: none of {', '.join(NAMES)} is installed"

@@ -16,24 +16,23 @@ from weft.benchmarks import Check, Result
 def result(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Makes every benchmark give this result."""
 
-    def use(value: float, **documents: str) -> None:
-        found = Result(
-            ("what", "value"),
-            [["it", value]],
-            [Check("it", value, "<= 1")],
-            {name.replace("__", "/") + ".md": text for name, text in documents.items()},
-        )
-        monkeypatch.setattr(benchmarks, "find", lambda name: lambda report: found)
+    def use(value: float, found: object = None) -> None:
+        given = Result(("what", "value"), [["it", value]], [Check("it", value, "<= 1")], found)
+        monkeypatch.setattr(benchmarks, "find", lambda name: lambda report: given)
 
     return use
 
 
 def test_documents_are_written_below_the_folder(weft, result, tmp_path: Path) -> None:
-    result(0.5, fidelity="words", images__plot="drawn")
+    result(0.5, "words")
+    (tmp_path / "generate").mkdir()
+    (tmp_path / "generate" / "fidelity.py").write_text(
+        "def documents(found):\n    return {'fidelity.md': found, 'images/plot.md': found * 2}\n"
+    )
     done = weft("bench", "fidelity", "--write", ".")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "fidelity.md").read_text() == "words"
-    assert (tmp_path / "images" / "plot.md").read_text() == "drawn"
+    assert (tmp_path / "images" / "plot.md").read_text() == "wordswords"
 
 
 def test_a_missed_bar_is_an_exit_code_of_one(weft, result) -> None:

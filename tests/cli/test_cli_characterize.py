@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from weft.cli import characterize as command
-from weft.study.characterize import characterize, shapes_of
+from weft.study.characterization import characterize, shapes_of
 
 FEW = shapes_of(((512, 8192), (1024,), (1024, 16384)), "bfloat16")
 

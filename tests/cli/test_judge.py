@@ -14,7 +14,7 @@ from weft.machine import load
 from weft.report.judge_page import judgement_page
 from weft.schedule import Schedule
 from weft.study import judge_host
-from weft.study.judge import COLUMNS, INNER, ROWS, Judgement, Verdict, draw, judge, with_links
+from weft.study.judgement import COLUMNS, INNER, ROWS, Judgement, Verdict, draw, judge, with_links
 
 KEYS = {
     "exact",

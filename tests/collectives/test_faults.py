@@ -194,7 +194,7 @@ def cancelling(calls, seed):
                     assert float(result[-1]) == (1 if kind else world)
             open_ones = []
             if step in (calls // 3, calls // 3 + 1) or step > calls - 17:
-                memory.append((fabric.native.allocated, len(os.listdir("/proc/self/fd")),
+                memory.append((fabric.memory.allocated, len(os.listdir("/proc/self/fd")),
                                len(os.listdir("/proc/self/task"))))  # fmt: skip
     for handle, _, _ in open_ones:
         try:

@@ -17,7 +17,7 @@ PAGES = sorted(ROOT.glob("docs/**/*.md"))
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 
 SAYS = {
-    "woven.py": "adaptive@direct",
+    "overlapped.py": "adaptive@direct",
     "seen.py": "adaptive: waited",
     "trained.py": "torch.Size([64, 128]) torch.Size([64, 128]) torch.Size([128, 256])",
     "compiled.py": "left 1 as they were",
@@ -64,12 +64,19 @@ def test_no_expectation_is_stale():
     assert len(BLOCKS) >= 9
 
 
+def test_every_variable_is_documented():
+    sources = (path.read_text() for path in (ROOT / "src/weft").rglob("*.py"))
+    read = {name for text in sources for name in re.findall(r'"(WEFT_[A-Z_]+)"', text)}
+    page = (ROOT / "docs/how-to/environment.md").read_text()
+    assert read == set(re.findall(r"^\| `(WEFT_[A-Z_]+)` \|", page, re.MULTILINE))
+
+
 def test_the_reference_is_in_step():
-    spec = importlib.util.spec_from_file_location("reference", ROOT / "docs/make_reference.py")
+    spec = importlib.util.spec_from_file_location("reference", ROOT / "docs/generate/reference.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     written = (ROOT / "docs/reference.md").read_text()
-    assert written == module.render(), "run: python docs/make_reference.py"
+    assert written == module.render(), "run: python docs/generate/reference.py"
 
 
 @pytest.mark.parametrize("name", sorted(set(weft.__all__) - {"nn"}))

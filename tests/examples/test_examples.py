@@ -54,7 +54,7 @@ def test_moe(run):
 def test_decode(run):
     output = run("decode")
     assert "both decode [1, " in output
-    assert "schedule   fused@direct" in output
+    assert "schedule   in-kernel@direct" in output
     assert re.search(r"weft, int8  \d+ tokens/s", output)
 
 

@@ -20,7 +20,7 @@ PAGE = 4096
 
 
 def allocated(group=None) -> int:
-    return fabric.of(group).native.allocated
+    return fabric.of(group).memory.allocated
 
 
 def private() -> int:

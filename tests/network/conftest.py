@@ -7,7 +7,7 @@ import multiprocessing
 import pytest
 from network_ranks import HostPool
 
-from weft.study.hosts import Hosts, missing
+from weft.measure.hosts import Hosts, missing
 
 
 @pytest.fixture(scope="session")

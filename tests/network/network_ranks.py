@@ -41,7 +41,7 @@ def _rank_main(rank, world, place, pipe, environment):
     import torch
     import torch.distributed as dist
 
-    from weft.study.launch import join
+    from weft.measure.launch import join
 
     torch.set_num_threads(1)
     store = join(place, rank, 0)

@@ -18,7 +18,7 @@ from ranks import check_call, integers, product, shard_of
 import weft
 from weft import fabric
 from weft.errors import Mismatch, PeerLost, Timeout, Unsupported
-from weft.study.hosts import INTERFACE, Wire
+from weft.measure.hosts import INTERFACE, Wire
 
 IN_TIME = DEADLINE + 8
 MB = 1e6
@@ -26,7 +26,7 @@ MB = 1e6
 
 def _which():
     made = fabric.of()
-    return type(made).__name__, made.members
+    return made.can.name, made.reach.members
 
 
 def _results(schedules):
@@ -47,7 +47,7 @@ def test_hosts_are_told_apart_and_results_are_right(on_hosts, count, world):
     found = pool.run(_which)
     mates = world // count
     for rank, (name, members) in enumerate(found):
-        assert name == "GroupFabric"
+        assert name == "group"
         assert members == list(range(rank - rank % mates, rank - rank % mates + mates))
     pool.run(_results, SCHEDULES)
 
@@ -125,7 +125,7 @@ def test_ranks_that_disagree_all_hear_it_and_go_on(on_hosts):
     pool.run(check_call, 67, 5, 7)
     for function, said in (
         (_direct, "adaptive@dma"),
-        (_in_kernel, "fused"),
+        (_in_kernel, "in-kernel"),
         (_collective, "several machines"),
         (_tuned, "one machine"),
     ):
@@ -149,7 +149,7 @@ def _tuned():
 
 
 def _in_kernel():
-    weft.all_gather_matmul(torch.ones(4, 3), torch.ones(3, 2), schedule="fused")
+    weft.all_gather_matmul(torch.ones(4, 3), torch.ones(3, 2), schedule="in-kernel")
 
 
 def _direct():
@@ -165,16 +165,16 @@ def _mixed():
 
 
 def _old():
-    from weft.fabric import _native, meeting
+    from weft.fabric import _native, rendezvous
 
     class Old:
         VERSION = "0.0.1"
 
-    meeting._native = Old if dist.get_rank() else _native
+    rendezvous._native = Old if dist.get_rank() else _native
     try:
         check_call(8, 4, 4)
     finally:
-        meeting._native = _native
+        rendezvous._native = _native
 
 
 def _no_path():
@@ -201,7 +201,7 @@ import torch, torch.distributed as dist, weft
 dist.init_process_group("gloo")
 y = weft.all_gather_matmul(torch.ones(50, 8), torch.ones(8, 3))
 assert torch.equal(y, torch.full((200, 3), 8.0))
-print(f"{type(weft.fabric.of()).__name__} {dist.get_rank()}")  # one word, for ranks share the pipe
+print(f"{weft.fabric.of().can.name} {dist.get_rank()}")  # one word, for ranks share the pipe
 dist.destroy_process_group()
 """
 
@@ -233,7 +233,7 @@ def test_torchrun(on_hosts, tmp_path):
             process.kill()
     assert [process.returncode for process in processes] == [0, 0]
     # Lines of two ranks may come as one.
-    assert [sorted(re.findall(r"GroupFabric (\d)", text)) for text in said] == [
+    assert [sorted(re.findall(r"group (\d)", text)) for text in said] == [
         ["0", "1"],
         ["2", "3"],
     ]

@@ -13,7 +13,7 @@ from torch.distributed.tensor.parallel import parallelize_module
 
 import weft
 import weft.nn
-from weft.study.llama import Llama, Shape, parallelize
+from weft.models.small_llama import Llama, LlamaShape, parallelize
 
 
 def integers(*shape, seed=0):
@@ -176,7 +176,7 @@ def transformer(num_layers):
     torch.compiler.reset()
     weft.configure(deadline=20)  # the ranks meet here, so that the pass need not wait for them
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    shape = Shape(size=16, hidden=24, num_layers=num_layers, vocabulary=32)
+    shape = LlamaShape(size=16, hidden=24, num_layers=num_layers, vocabulary=32)
     tokens = torch.randint(32, (2, 8), generator=torch.Generator().manual_seed(1))
     reports, outcomes = [], []
     for wrap in (lambda m: m, lambda m: weft.compile(m, reports=reports)):
@@ -277,7 +277,7 @@ def styles():
     """A model under weft's styles in one graph, forward and backward."""
     torch.compiler.reset()
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    shape = Shape(size=16, hidden=24, num_layers=1, vocabulary=32)
+    shape = LlamaShape(size=16, hidden=24, num_layers=1, vocabulary=32)
     tokens = torch.randint(32, (2, 8), generator=torch.Generator().manual_seed(1))
     outcomes = []
     for compiled in (False, True):

@@ -6,7 +6,7 @@ import random
 
 import torch
 
-from weft.nn.layout import Layout, Part
+from weft.nn.layout import DimensionPart, Layout
 
 
 def test_a_gather_along_the_second_dimension():
@@ -19,7 +19,7 @@ def test_a_gather_along_the_second_dimension():
 def test_cut_and_joined_again():
     layout = Layout.of([("m", 12)], [("n", 5)])
     cut = layout.regrouped([3, 4, 5])
-    assert cut.dims[0] == (Part("m", 3, (0, 4)),)
+    assert cut.dims[0] == (DimensionPart("m", 3, (0, 4)),)
     assert cut.regrouped([12, 5]) == layout
     assert cut.regrouped([3, 2, 2, 5]).regrouped([12, 5]) == layout
     assert cut.permuted([1, 0, 2]).regrouped([12, 5]) != layout

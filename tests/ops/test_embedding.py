@@ -13,10 +13,10 @@ from ranks import integers
 import weft
 from weft import Mismatch, Unsupported
 from weft.fabric import _native
-from weft.run.bags import Bags
+from weft.fabric.host.bags import Bags
 
 HALVES = (torch.bfloat16, torch.float16)
-SCHEDULES = ("auto", "fused:3", "serial@dma", "hetero-fused-1d", "hetero-unfused-1d@cores")
+SCHEDULES = ("auto", "in-kernel:3", "serial@dma", "hetero-fused-1d", "hetero-unfused-1d@cores")
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 5])
@@ -30,7 +30,7 @@ def options_of_a_call():
         lookups.same(lookups.Case(seed, torch.bfloat16, mode="mean"))
         lookups.same(lookups.Case(seed, weighted=True))
         lookups.same(lookups.Case(seed, torch.float16, weighted=True, long=False))
-        lookups.same(lookups.Case(seed, long=False), "fused:2")
+        lookups.same(lookups.Case(seed, long=False), "in-kernel:2")
         case = lookups.Case(seed, batch=9)
         want = case.plain()
         for out in (torch.full(want.shape, 7.0), weft.symmetric_empty(*want.shape)):
@@ -55,10 +55,10 @@ def results_stay():
     assert all(torch.equal(y, copy) for y, copy in zip(kept, copies, strict=True))
     del kept
     fabric = weft.fabric.of(None)
-    before = fabric.native.allocated
+    before = fabric.memory.allocated
     for _ in range(50):
         case.weft()
-    assert fabric.native.allocated <= before + 4 * 2**16
+    assert fabric.memory.allocated <= before + 4 * 2**16
 
 
 def test_results_stay(ranks):
@@ -75,7 +75,7 @@ def on_a_paced_link():
             case.weft()
         kinds = {span.kind for span in recording.timelines[0].spans}
         assert kinds <= {"lookup", "await"}
-        assert weft.explain().schedule == "fused@direct"
+        assert weft.explain().schedule == "in-kernel@direct"
     finally:
         weft.configure(link="memory")
 

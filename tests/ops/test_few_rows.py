@@ -15,12 +15,13 @@ from ranks import integers, product
 import weft
 from weft import Mismatch, PeerLost, Unsupported
 from weft.fabric import _native
-from weft.ops import packing
+from weft.fabric.host import packing
+from weft.run import session as sessions
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
-def summed(m, k, n, dtype, seed, schedule="fused", transposed=False, **options):
+def summed(m, k, n, dtype, seed, schedule="in-kernel", transposed=False, **options):
     """One call against the exact sum over ranks."""
     rank, world = dist.get_rank(), dist.get_world_size()
     xs = [integers((m, k), dtype, seed + 2 * r) for r in range(world)]
@@ -37,7 +38,14 @@ def all_reduce():
         [(1, 64, 128), (1, 7, 5), (3, 0, 9), (8, 33, 130), (32, 5, 1), (0, 4, 3), (33, 6, 40)]
     ):
         for dtype in DTYPES:
-            for schedule in ("auto", "fused", "fused:1", "fused:5", "serial@dma", "serial@cores"):
+            for schedule in (
+                "auto",
+                "in-kernel",
+                "in-kernel:1",
+                "in-kernel:5",
+                "serial@dma",
+                "serial@cores",
+            ):
                 summed(m, k, n, dtype, seed, schedule, transposed=bool(seed % 2))
 
 
@@ -65,11 +73,11 @@ def test_ranks_without_rows_of_w(ranks):
 def all_to_all():
     for seed in range(5):
         for dtype in (torch.float32, torch.bfloat16, torch.float64):
-            for schedule in ("auto", "fused", "fused:1", "fused:3"):
+            for schedule in ("auto", "in-kernel", "in-kernel:1", "in-kernel:3"):
                 same(Case("matmul_all_to_all", seed, dtype), schedule)
     case = Case("matmul_all_to_all", 3)
     case.weft()
-    assert weft.explain().schedule == "fused:1@direct"
+    assert weft.explain().schedule == "in-kernel:1@direct"
     for empty in (torch.empty, weft.symmetric_empty):
         out = empty(sum(case.out_splits), case.w.shape[1])
         assert case.weft(out=out).data_ptr() == out.data_ptr()
@@ -83,7 +91,7 @@ def test_all_to_all(ranks, world):
 
 def ways_of_a_call():
     summed(2, 16, 24, torch.float32, 1, "auto")
-    assert weft.explain().schedule == "fused@direct"
+    assert weft.explain().schedule == "in-kernel@direct"
     assert "rows" in weft.explain().why
     out = torch.empty(2, 24)
     assert summed(2, 16, 24, torch.float32, 1, "auto", out=out) is out
@@ -138,7 +146,7 @@ def refused():
         ((x.bfloat16(), w), {}, "narrower"),
         ((x, w.double()), {}, "narrower"),
         ((x, torch.ones(5, 3)), {}, "both are K"),
-        ((x, w), {"schedule": "fused@dma"}, "no engine moves them"),
+        ((x, w), {"schedule": "in-kernel@dma"}, "no engine moves them"),
     ]
     for arguments, options, said in cases:
         with pytest.raises(Unsupported, match=said):
@@ -170,11 +178,11 @@ def test_operator(ranks):
 def on_a_paced_link():
     weft.configure(link="0.01GB/s")
     try:
-        for schedule in ("fused", "fused:4", "serial@dma"):
+        for schedule in ("in-kernel", "in-kernel:4", "serial@dma"):
             summed(2, 40, 300, torch.float32, 1, schedule)
             same(Case("matmul_all_to_all", 4), schedule)
         start = time.perf_counter()
-        summed(8, 4, 4096, torch.float32, 1, "fused")
+        summed(8, 4, 4096, torch.float32, 1, "in-kernel")
         # Half of the sums and of their parts cross each link: 8 x 4096 x 4 bytes at 10 MB/s.
         assert time.perf_counter() - start > 0.95 * 8 * 4096 * 4 / 1e7
     finally:
@@ -256,10 +264,11 @@ def known_calls():
             w.add_(1)
         y = weft.matmul_all_reduce(x, w)
         assert torch.equal(y, world * (x @ w))
-        assert weft.explain().schedule == "fused@direct"
+        assert weft.explain().schedule == "in-kernel@direct"
         made.append((y, y.clone()))
     assert all(torch.equal(y, copy) for y, copy in made), "a result stays what it was"
-    count = len(fabric.repeats)
+    known = sessions.of(fabric).known
+    count = len(known)
     for turn in range(6):
         x = integers((1, 3, 12), torch.bfloat16, turn)
         y = weft.matmul_all_reduce(x, w.to(torch.int8), scale=scale)
@@ -268,7 +277,7 @@ def known_calls():
         x = integers((2, 12), torch.float32, turn)
         assert weft.matmul_all_reduce(x, w, out=out) is out
         assert torch.equal(out, world * (x @ w))
-    assert len(fabric.repeats) == count + 2, "the shorter way was taken"
+    assert len(known) == count + 2, "the shorter way was taken"
     # A rank whose K changes: its peers have entered the call they knew, and plan it anew.
     for turn in range(8):
         k = 12 if turn % 3 or rank else 5
@@ -300,17 +309,17 @@ def a_heap_that_is_full():
     for _ in range(4):
         weft.matmul_all_reduce(x, w)
     fabric = weft.fabric.of(None)
-    land = fabric.landings.make
+    land = fabric.memory.outputs.make
 
     def refuse(*arguments):
         raise Unsupported("the symmetric heap cannot hold more")
 
     for _ in range(2):
         if rank == 1:
-            fabric.landings.make = refuse
+            fabric.memory.outputs.make = refuse
         with pytest.raises((Unsupported, Mismatch), match="heap cannot hold more"):
             weft.matmul_all_reduce(x, w)
-        fabric.landings.make = land
+        fabric.memory.outputs.make = land
         assert torch.equal(weft.matmul_all_reduce(x, w), world * (x @ w))
 
 

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from family import DTYPES, NAMES, Case, forward, gradients, same, space
 
 import weft
-from weft.fabric import eager, lanes
+from weft.fabric.group import eager, transfers
 
 FEW = ("serial@dma", "hetero-unfused-1d@cores", "adaptive:4@dma", "auto")
 
@@ -56,7 +56,7 @@ def test_lookups(flat):
 def _sliced():
     """A slice of the batch is sent as soon as it is looked up, before the next one."""
     lookups.same(lookups.Case(1, batch=67, max_tables=3))
-    plan = weft.run.call.last.plan
+    plan = weft.run.session.last_finished().plan
     assert weft.explain().schedule == "hetero-unfused-1d:8@dma"
     copies = [task for task in plan.tasks if task.kind == "copy" and task.source.rank == 0]
     lookups_before = [task.after for task in copies]
@@ -89,17 +89,17 @@ class _Counted:
     """How many calls found their bytes with the headers, while a `with` block lasts."""
 
     def __enter__(self):
-        self.count, self._plain = 0, lanes.Flight._unpack
+        self.count, self._plain = 0, transfers.NetworkFlight._unpack
 
         def unpack(flight, came):
             self.count += 1
             self._plain(flight, came)
 
-        lanes.Flight._unpack = unpack
+        transfers.NetworkFlight._unpack = unpack
         return self
 
     def __exit__(self, *exception):
-        lanes.Flight._unpack = self._plain
+        transfers.NetworkFlight._unpack = self._plain
 
 
 def _eager(names):

@@ -21,7 +21,7 @@ from weft.plan.tasks import Await, Lookup, Reduce, Tiles
 from weft.plan.verify import verify
 
 SIZES = st.sampled_from((0, 1, 2, 3, 5, 8, 13, 65, 130))
-FUSED = st.sampled_from(("fused", "fused:1", "fused:2", "fused:7"))
+FUSED = st.sampled_from(("in-kernel", "in-kernel:1", "in-kernel:2", "in-kernel:7"))
 CHUNKED = ("serial@dma", "serial@cores", "shard-p2p", "hetero-unfused-1d", "uniform-unfused-1d:3",
            "hetero-fused-1d", "uniform-fused-1d:2", "hetero-unfused-1d-p2p:4@cores")  # fmt: skip
 
@@ -107,7 +107,7 @@ def test_gradients_go_back(world):
 
 
 def test_remote_pieces_come_first():
-    plan = MatmulAllToAll.of(64, 8, 8, 4).lower(Schedule.parse("fused:2"))
+    plan = MatmulAllToAll.of(64, 8, 8, 4).lower(Schedule.parse("in-kernel:2"))
     for rank in range(4):
         makes = [t for t in plan.tasks if t.rank == rank and isinstance(t, Tiles)]
         local = [all(r.rank == rank for r in task.writes()) for task in makes]
@@ -119,11 +119,11 @@ def test_remote_pieces_come_first():
 @pytest.mark.parametrize(
     ("tables", "schedule", "cut"),
     [
-        ((8, 8, 8, 8), "fused", [(0, 8), (8, 8), (16, 8), (24, 8)]),
-        ((3, 0, 5), "fused:2", [(0, 8), (0, 8)]),
-        ((1, 1, 1, 9), "fused:4", [(0, 3), (0, 3), (3, 9), (3, 9)]),
-        ((7,) * 40, "fused:8", [(35 * i, 35) for i in range(8)]),
-        ((), "fused", []),
+        ((8, 8, 8, 8), "in-kernel", [(0, 8), (8, 8), (16, 8), (24, 8)]),
+        ((3, 0, 5), "in-kernel:2", [(0, 8), (0, 8)]),
+        ((1, 1, 1, 9), "in-kernel:4", [(0, 3), (0, 3), (3, 9), (3, 9)]),
+        ((7,) * 40, "in-kernel:8", [(35 * i, 35) for i in range(8)]),
+        ((), "in-kernel", []),
     ],
 )
 def test_lookups_go_table_by_table(tables, schedule, cut):
@@ -143,7 +143,7 @@ def test_lookups_go_table_by_table(tables, schedule, cut):
 @pytest.mark.parametrize("kind", [Tiles, Reduce, Await])
 def test_a_broken_plan_is_found_out(kind):
     """Without a wait, without a task, or stored elsewhere: none of it goes unseen."""
-    plan = MatmulAllReduce.of(2, 12, 3, 3).lower(Schedule.parse("fused:2"))
+    plan = MatmulAllReduce.of(2, 12, 3, 3).lower(Schedule.parse("in-kernel:2"))
     verify(plan)
     victim = next(task for task in plan.tasks if isinstance(task, kind) and task.rank == 1)
     broken = []
@@ -163,7 +163,7 @@ def test_a_broken_plan_is_found_out(kind):
 
 
 def test_sums_go_to_peers_only_from_inside_a_kernel():
-    plan = MatmulAllReduce.of(2, 12, 3, 3).lower(Schedule.parse("fused"))
+    plan = MatmulAllReduce.of(2, 12, 3, 3).lower(Schedule.parse("in-kernel"))
     with pytest.raises(InvalidPlan, match="sums into another rank's memory"):
         verify(replace(plan, one_launch=False))
 
@@ -171,12 +171,12 @@ def test_sums_go_to_peers_only_from_inside_a_kernel():
 @pytest.mark.parametrize(
     ("name", "schedule", "said"),
     [
-        ("matmul_all_reduce", "fused@dma", "no engine moves them: fused@direct does"),
-        ("all_gather_matmul", "fused", "cannot communicate from inside its kernel"),
-        ("matmul_reduce_scatter", "fused", "cannot communicate from inside its kernel"),
+        ("matmul_all_reduce", "in-kernel@dma", "no engine moves them: in-kernel@direct does"),
+        ("all_gather_matmul", "in-kernel", "cannot communicate from inside its kernel"),
+        ("matmul_reduce_scatter", "in-kernel", "cannot communicate from inside its kernel"),
         ("embedding_all_to_all", "adaptive", "nothing to adapt to"),
         ("embedding_all_to_all", "hetero-fused-2d", "slice of the batch"),
-        ("embedding_all_to_all", "hetero-unfused-1d@direct", "fused@direct"),
+        ("embedding_all_to_all", "hetero-unfused-1d@direct", "in-kernel@direct"),
         ("embedding_gradient", "adaptive", "use serial"),
     ],
 )
@@ -186,10 +186,14 @@ def test_what_cannot_be_is_refused(name, schedule, said):
 
 
 def test_the_name_of_the_schedule():
-    schedule = Schedule.parse("fused")
-    assert (schedule.name, schedule.engine, schedule.fusion) == ("fused@direct", "direct", "kernel")
-    assert Schedule.parse("fused:16").name == "fused:16@direct"
-    assert Schedule.parse("fused:16@direct") == Schedule.parse("fused:16")
+    schedule = Schedule.parse("in-kernel")
+    assert (schedule.name, schedule.engine, schedule.fusion) == (
+        "in-kernel@direct",
+        "direct",
+        "kernel",
+    )
+    assert Schedule.parse("in-kernel:16").name == "in-kernel:16@direct"
+    assert Schedule.parse("in-kernel:16@direct") == Schedule.parse("in-kernel:16")
     for name in ("matmul_all_reduce", "matmul_all_to_all", "embedding_all_to_all"):
         assert schedule in Schedule.space(find(name).of(8, 4, 2, 2))
     assert schedule not in Schedule.space(find("all_gather_matmul").of(8, 4, 2, 2))

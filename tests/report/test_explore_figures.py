@@ -15,7 +15,7 @@ from weft.report import page as page_module
 from weft.report.explore_figures import axis_end, bars, heat_map, where
 from weft.report.explore_page import MOST_CLOSELY, rows_of, summary_of, write_explore_page
 from weft.schedule import Schedule
-from weft.study.explore import Exploration, explore
+from weft.study.exploration import Exploration, explore
 from weft.study.scenarios import Shape
 
 SHAPES = (Shape(16384, 8192, 8192, "a <b>"), Shape(65536, 65536, 512, "sums", note="a note"))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from weft.errors import Unsupported
-from weft.report.trace import write_trace
+from weft.report.perfetto import write_trace
 from weft.timeline import COMPUTE, Span, Timeline
 
 

@@ -28,7 +28,7 @@ def few_rows() -> torch.Tensor:
 def many_rows() -> torch.Tensor:
     each = [20] * dist.get_world_size()
     x, w = torch.ones(sum(each), 8), torch.ones(8, 64)
-    return weft.matmul_all_to_all(x, w, each, each, schedule="fused:4")
+    return weft.matmul_all_to_all(x, w, each, each, schedule="in-kernel:4")
 
 
 def endless(call, link: str) -> None:

@@ -104,7 +104,7 @@ def _memory(groups: list, members: list[list[int]]) -> tuple[int, int]:
     gc.collect()
     rank = dist.get_rank()
     heap = sum(
-        fabric.of(g).native.allocated
+        fabric.of(g).memory.allocated
         for g, ranks in zip(groups, members, strict=True)
         if rank in ranks
     )

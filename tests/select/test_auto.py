@@ -10,8 +10,9 @@ import torch
 import torch.distributed as dist
 
 import weft
-from weft.fabric import _native, of
+from weft.fabric import VERSION, of
 from weft.plan.all_gather_matmul import AllGatherMatmul
+from weft.run import session as sessions
 from weft.schedule import Schedule
 from weft.select import auto, store
 from weft.select.guard import CALLS, MOST_CALLS, TURNS
@@ -52,7 +53,7 @@ def test_uneven_shards_agree(ranks):
 def _at_odds(m: int) -> list[tuple[str, str]]:
     """Ranks that would all choose otherwise: another description, another mode, other results."""
     fabric = of(None)
-    memory = auto.of(fabric)
+    memory = auto.of(sessions.of(fabric))
     memory.forget()
     if fabric.rank != 0:
         memory.mode = "model"
@@ -69,13 +70,13 @@ def test_ranks_that_would_choose_otherwise_run_what_rank_0_chose(fresh_ranks):
 def _force(seconds: dict[str, float]) -> list[tuple[str, str]]:
     """Has rank 0 choose adaptive, and its guard hear of times of our own."""
     fabric = of(None)
-    memory = auto.of(fabric)
+    memory = auto.of(sessions.of(fabric))
     call(40)
     if fabric.rank == 0:
         from weft.select.guard import Guard
 
         choice = Choice(Schedule.parse("adaptive@dma"), "forced by a test")
-        (key,) = [key for key in memory.guards if key[1].rows == 20]
+        (key,) = [key for key in memory.guards if key[1][0] == 20]
         memory._settled.clear()
         guard = memory.guards[key] = Guard(choice)
         hear = guard.observe
@@ -116,7 +117,7 @@ def _corrupt() -> tuple[int, tuple[str, str]]:
     import warnings
 
     operation = AllGatherMatmul.of(48, 8, 16, 2)
-    asked = store.question(operation, "memory", _native.VERSION)
+    asked = store.question(operation, "memory", VERSION)
     if dist.get_rank() == 0:
         asked.path.parent.mkdir(parents=True, exist_ok=True)
         asked.path.write_text("{ torn")
@@ -171,9 +172,9 @@ def test_modes(fresh_ranks):
 
 
 def _calibrating() -> tuple[bool, tuple[str, str]]:
-    from weft.machine import host
+    from weft.machine import calibrated
 
-    return host.path().exists(), call(64)
+    return calibrated.path().exists(), call(64)
 
 
 def test_the_first_auto_call_calibrates_and_later_processes_find_it(fresh_ranks, tmp_path):

@@ -14,8 +14,9 @@ import weft
 from weft.fabric import of
 from weft.machine import load
 from weft.operation import find
+from weft.run import session as sessions
 from weft.schedule import Schedule
-from weft.select import auto, host
+from weft.select import auto, this_host
 from weft.select.guard import MOST_CALLS
 from weft.select.heuristic import choose, estimates
 from weft.simulate import run
@@ -58,7 +59,7 @@ def test_no_choice_is_slower_than_serial(name, machine):
 @pytest.mark.parametrize("name", OTHERS)
 def test_few_rows_are_not_cut_fine(name):
     """Every product of few rows reads the whole weight again: that no overlap pays for."""
-    machine = host.with_link(host.default(), weft.Link.parse("1GB/s"))
+    machine = this_host.with_link(this_host.default(), weft.Link.parse("1GB/s"))
     chosen = choose(machine, find(name).of(16, 1024, 1024, 2)).schedule
     assert chosen.serial or chosen.engine == "direct" or chosen.depth == 1
 
@@ -100,7 +101,7 @@ def test_gradients_choose_too(fresh_ranks, name):
 def _routed() -> int:
     """Splits that change from call to call, as a router's do: one guard for those that are near."""
     rank, world = dist.get_rank(), dist.get_world_size()
-    memory = auto.of(of(None))
+    memory = auto.of(sessions.of(of(None)))
     memory.forget()
     w = torch.ones(8, 4)
     for number in range(6):

@@ -14,12 +14,12 @@ from weft.fabric import Link
 from weft.machine import Measured, load
 from weft.plan.all_gather_matmul import AllGatherMatmul
 from weft.schedule import Schedule
-from weft.select import host, model
+from weft.select import model, this_host
 from weft.select.heuristic import PAPER, choose, estimates, least, paper
 from weft.select.numbers import gemms
 from weft.simulate import run
 from weft.simulate.cost import gemm
-from weft.study.judge import draw, with_links
+from weft.study.judgement import draw, with_links
 
 MACHINES = ("mi300x", "h100", "mi355x", "b200")
 HOST = Path(__file__).parent.parent / "machine" / "two_threads.toml"
@@ -42,7 +42,7 @@ def test_gemm_times_are_those_of_the_simulator(name):
 
 def test_gemm_times_of_a_calibrated_host_are_those_of_the_simulator():
     """Between, at and beyond measured points, and in a hole of their grid."""
-    random, plain = Random(5), host.default()
+    random, plain = Random(5), this_host.default()
     sizes = [(m, n, k) for m in (1, 8, 24, 256) for n in (64, 1024) for k in (64, 256, 1024)]
     sizes.remove((256, 1024, 1024))
     points = [Measured("float32", *size, random.uniform(1e9, 9e10)) for size in sizes]
@@ -128,14 +128,14 @@ def test_any_size_has_a_choice(sizes):
 
 
 def test_at_memory_speed_a_host_reads_in_place_and_a_tie_goes_to_adaptive():
-    machine = host.with_link(host.default(), Link.parse("memory"))
+    machine = this_host.with_link(this_host.default(), Link.parse("memory"))
     for sizes in ((16, 5, 8), (1024, 2048, 1024), (512, 256, 512), (4096, 1024, 1024)):
         operation = AllGatherMatmul.of(*sizes, 2)
         assert str(choose(machine, operation).schedule) == "adaptive@direct", operation.label
 
 
 def test_rivals_are_of_other_kinds_and_near():
-    machine = host.with_link(host.default(), Link.parse("0.5GB/s"))
+    machine = this_host.with_link(this_host.default(), Link.parse("0.5GB/s"))
     operation = AllGatherMatmul.of(1024, 512, 1024, 2)
     choice, seconds = choose(machine, operation), estimates(machine, operation)
     assert choice.rivals

@@ -13,9 +13,9 @@ from weft.errors import Unsupported
 from weft.machine import load
 from weft.strategy import NAMES
 from weft.study.c3 import rules
+from weft.study.c3.cases import Case, kind_of, llama
+from weft.study.c3.findings import Study
 from weft.study.c3.measured import HostCase, measure
-from weft.study.c3.result import Study
-from weft.study.c3.scenarios import Case, kind_of, llama
 from weft.study.c3.simulated import study, timeline
 
 MI300X = load("mi300x")

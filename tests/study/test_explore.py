@@ -12,7 +12,7 @@ import pytest
 from weft.errors import Unsupported
 from weft.machine import load
 from weft.schedule import Schedule
-from weft.study.explore import Exploration, explore
+from weft.study.exploration import Exploration, explore
 from weft.study.scenarios import Shape, ficco, from_csv
 
 AG = "all_gather_matmul"

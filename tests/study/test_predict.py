@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-from test_calibrate import figures
+from host_figures import figures
 
 from weft.fabric import Link
 from weft.machine import Machine
+from weft.measure.calibration import QUICK, YARDSTICK
+from weft.measure.describe import describe
+from weft.measure.measurement import Arm, LinkSpec, Measurement, measure
 from weft.plan.all_gather_matmul import AllGatherMatmul
 from weft.schedule import Schedule
 from weft.simulate import run
-from weft.study import predict as predictions
-from weft.study.calibrate import QUICK, YARDSTICK
-from weft.study.describe import describe
-from weft.study.measure import Arm, LinkSpec, Measurement, measure
-from weft.study.predict import at_speed, fidelity_section, keep_results, on_link, predict, speed_of
+from weft.study.prediction import at_speed, on_link, predict, speed_of
 from weft.timeline import Timeline
 
 OPERATION = AllGatherMatmul.of(512, 256, 512, 2)
@@ -111,21 +109,6 @@ def test_links_are_those_of_the_measurement() -> None:
     assert late == pytest.approx(run(plan, on_link(machine(), slow)).seconds + 0.5)
     memory = run(plan, on_link(machine(), Link())).seconds
     assert memory < run(plan, on_link(machine(), fast)).seconds
-
-
-def test_the_fidelity_section_needs_results(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert fidelity_section() is None
-    check = {"name": "median error", "value": 7.123, "bar": "<= 10", "ok": True}
-    keep_results(json.dumps({"rows": [{"case": "a", "median error %": 7}], "checks": [check]}))
-    text = fidelity_section()
-    assert text is not None
-    assert "| a | 7 |" in text
-    assert "7.12 (bar: <= 10, kept)" in text
-    predictions._results().write_text("{")
-    assert fidelity_section() is None
 
 
 def test_a_prediction_of_a_measurement_made_here() -> None:

@@ -165,7 +165,7 @@ def test_unknown_names(arguments, words):
 def test_on_the_gpus_that_are_here(name):
     """As `weft doctor --gpu` does, one rank per GPU."""
     from weft.cli.doctor import _on_gpu
-    from weft.study.launch import launch
+    from weft.measure.launch import launch
 
     world = min(torch.cuda.device_count(), 8)
     assert all(launch(world, _on_gpu, name, pin=False))

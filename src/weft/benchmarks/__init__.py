@@ -1,21 +1,21 @@
-"""What weft promises, measured. A benchmark is one file here with a function `run(report)` and its
-axes declared on top; `weft bench NAME` runs it."""
+"""Benchmarks of what weft promises. A benchmark is one file in this folder with a function
+`run(report)` and its axes at the top. `weft bench NAME` runs it."""
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from weft.errors import Unsupported, nearest
-from weft.study.launch import Report
+from weft.measure.launch import Report
 
 
 @dataclass(frozen=True)
 class Check:
-    """One promise: a value and the bar that it must keep, e.g. `<= 1.05`."""
+    """One promise: a measured value, and the bound that it must keep, e.g. `<= 1.05`."""
 
     name: str
     value: float
@@ -30,15 +30,15 @@ class Check:
 
 @dataclass(frozen=True)
 class Result:
-    """A table of what was measured, and the checks on it.
+    """A table of measurements, and the checks on them.
 
-    `documents` are texts about it that belong among the docs, by path below that folder.
+    found: the data for the generator of the benchmark's documents (docs/generate/NAME.py).
     """
 
     headers: Sequence[str]
     rows: Sequence[Sequence[str | float | int | None]]
     checks: Sequence[Check]
-    documents: Mapping[str, str] = field(default_factory=dict)
+    found: object = None
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -55,7 +55,7 @@ def names() -> list[str]:
 
 
 def find(name: str) -> Callable[[Report], Result]:
-    """The benchmark of that name."""
+    """The benchmark with that name."""
     if name not in names():
         raise Unsupported(
             f"there is no benchmark {name!r}{nearest(name, names())}; known: {', '.join(names())}"
@@ -65,5 +65,5 @@ def find(name: str) -> Callable[[Report], Result]:
 
 
 def part(report: Report, number: int, of: int) -> Report:
-    """A report for one part of a longer job."""
+    """A progress callback for part `number` of `of` parts."""
     return lambda share, text: report((number + share) / of, text)

@@ -1,23 +1,21 @@
-"""Concurrent compute and communication: measured here on a balanced link, simulated on MI300X, and
-what compute units are worth to GEMMs there."""
+"""Concurrent compute and communication (C3): measured here on a balanced link, simulated on MI300X,
+and the slowdown of GEMMs with fewer compute units."""
 
 from __future__ import annotations
 
 from weft.benchmarks import Check, Result, part
 from weft.machine import load, measurements
+from weft.measure.launch import Report
 from weft.study.c3 import measured, simulated
-from weft.study.c3.result import Scenario, Study
-from weft.study.launch import Report
+from weft.study.c3.findings import Scenario, Study
 
 REPEAT = 25
 SHAPES = ("cb",)
 MULTIPLES = ("balanced",)
 NEAR = 5.0
-"""Points that a simulated mean may be away from the published one."""
+"""The largest difference between a simulated and a published mean, in points."""
 NEAR_UNITS = 4.0
-"""The same for what GEMMs lose with their units."""
-FITTED = "dma"
-"""The strategy whose published mean the machine was fitted to; the others are predicted."""
+"""The same for the slowdown of GEMMs with fewer compute units."""
 
 HEADERS = ("where", "strategy", "of ideal %", "published %", "speedup", "GEMM", "collective")
 
@@ -25,7 +23,7 @@ Row = list[str | float | int | None]
 
 
 def run(report: Report) -> Result:
-    """2 ranks here, the collective as long as the GEMM; then 30 scenarios on simulated MI300X."""
+    """2 ranks here, with a collective as long as the GEMM; 30 scenarios simulated on MI300X."""
     here = measured.measure(
         measured.host_cases(SHAPES, MULTIPLES), repeat=REPEAT, report=part(report, 0, 2)
     )
@@ -84,11 +82,10 @@ def _here(scenario: Scenario) -> list[Check]:
 
 
 def _there(study: Study) -> list[Check]:
-    """Every mean beside the published one."""
+    """Compares every simulated mean with the published one."""
     checks = []
     for mean in study.means():
-        fitted = " (fitted)" if mean.name == FITTED else ""
-        name = f"{study.machine}: {mean.name} % of ideal{fitted}"
+        name = f"{study.machine}: {mean.name} % of ideal"
         known = study.published[mean.name]
         checks.append(Check(name, mean.percent_of_ideal, f">= {known - NEAR:g}"))
         checks.append(Check(name, mean.percent_of_ideal, f"<= {known + NEAR:g}"))
@@ -96,7 +93,7 @@ def _there(study: Study) -> list[Check]:
 
 
 def _units(study: Study) -> list[Check]:
-    """What compute-bound GEMMs of the scenarios lose with their units."""
+    """The slowdown of the compute-bound GEMMs of the scenarios with fewer compute units."""
     sweep = study.units
     assert sweep is not None
     slower = dict(zip(sweep.taken, sweep.gemms["compute"], strict=True))

@@ -1,11 +1,12 @@
-"""The sizes by which the channel moves bytes, beside others: how they were chosen, and whether they
-are right on this machine.
+"""Compares the sizes that the channel of collectives uses with alternatives, to choose them and to
+check them on this machine.
 
-    small   what travels with the announcement, flag and data together
-    chunk   what is posted in a ring at once; a ring holds 512 KiB of them
-    stream  from which size on results are stored past the cache
+    small   the largest message that is sent inside the announcement, next to its flag
+    chunk   the bytes that are posted in a ring at once; a ring holds 512 KiB of chunks
+    stream  the size from which on results bypass the cache
 
-All tunings take turns in one run, and between two calls of one, the caches see the calls of others.
+All tunings take turns in one run. Between two calls of one tuning, the calls of others use the
+caches.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ import torch.distributed as dist
 from weft.benchmarks import Check, Result
 from weft.collectives import channel as channels
 from weft.fabric import _native
-from weft.study.launch import Report, launch
+from weft.measure.launch import Report, launch
 
 WORLD = 2
 KIB = (4, 16, 64, 256, 1024, 4096, 16384)
-"""Bytes of each rank's input."""
+"""KiB of each rank's input."""
 KINDS = ("all_gather", "all_to_all", "all_reduce")
 
 _SMALL, _CHUNK, _STREAM = _native.SMALL_BYTES, _native.CHUNK_BYTES, _native.STREAM_BYTES
@@ -46,7 +47,7 @@ Samples = dict[tuple[str, int], dict[str, list[float]]]
 
 
 def run(report: Report) -> Result:
-    """2 ranks, 4 KiB to 16 MiB of each rank's input, fp32: microseconds by tuning."""
+    """2 ranks, fp32, 4 KiB to 16 MiB per rank: microseconds per tuning."""
     samples: Samples = launch(WORLD, _sweep, report=report)[0]
     times = {
         key: {name: statistics.median(taken) for name, taken in by_tuning.items()}
@@ -80,11 +81,9 @@ def _sweep(report: Report) -> Samples:
         repeat, several = (30, 5) if kib <= 256 else (15, 1)
         names = list(TUNINGS)
         for turn in range(repeat + 1):
-            names = (
-                names[1:] + names[:1]
-            )  # none always finds the caches as the same other left them
+            names = names[1:] + names[:1]  # a different tuning comes first in every turn
             for name in names:
-                weft.all_reduce(together, out=together)  # nothing is under way when sizes change
+                weft.all_reduce(together, out=together)  # nothing is in flight when sizes change
                 native.tune(*TUNINGS[name])
                 for kind, call in calls.items():
                     weft.all_reduce(together, out=together)
@@ -92,6 +91,6 @@ def _sweep(report: Report) -> Samples:
                     for _ in range(several):
                         call()
                     taken = (time.perf_counter() - started) / several
-                    if turn:  # the first touches memory
+                    if turn:  # the first call touches new memory
                         found.setdefault((kind, kib), {}).setdefault(name, []).append(taken)
     return found

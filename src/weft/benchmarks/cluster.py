@@ -1,5 +1,5 @@
-"""Clusters in the simulator: collectives near the bound that the slowest link sets, fair sharing,
-another simulator's numbers, how long simulating takes, and what fusing saves of a DLRM step."""
+"""Checks of simulated clusters: collectives against the bound of the slowest link, fair sharing,
+numbers of another simulator, the time of a simulation, and the saving of a fused DLRM step."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ import time
 
 from weft.benchmarks import Check, Result, part
 from weft.machine import load_cluster
+from weft.measure.launch import Report
+from weft.models.workloads import load_workload
 from weft.report.units import duration
 from weft.simulate.cluster import Answer
 from weft.study.clusters import against_astra_sim, fairness, how_long, near_the_bound
-from weft.study.launch import Report
 from weft.study.scaling import scale
-from weft.study.workloads import load_workload
 
 HEADERS = ("what", "where", "how", "figure")
 DLRM = (0.14, 0.28)
-"""What fusing should save of a DLRM step on 128 nodes: the paper (arXiv 2305.06942) says 21 %."""
-CLUSTERS = 3 * (1 + 3 * 3) * 4  # how many answers `near_the_bound` gives
+"""The expected saving of a fused DLRM step on 128 nodes; arXiv 2305.06942 reports 21 %."""
+CLUSTERS = 3 * (1 + 3 * 3) * 4  # the number of results of `near_the_bound`
 
 
 def run(report: Report) -> Result:
-    """Everything is simulated; only the time that it takes is measured."""
+    """Everything is simulated; only the time of the simulation is measured."""
     rows: list[list[str | float]] = []
     checks: list[Check] = []
     answers: list[Answer] = []

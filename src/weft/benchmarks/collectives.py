@@ -1,8 +1,8 @@
-"""weft's collectives beside gloo's and MPICH's, and beside the bytes that a memcpy must move.
+"""Compares weft's collectives with those of gloo and MPICH, and with a memcpy of the same bytes.
 
-MPICH takes part where mpi4py and mpiexec are found: beside this Python, or beside the one that
-WEFT_MPI_PYTHON names. It has processes of its own, so its rounds come between those of weft and
-gloo, and every figure is the median over all rounds.
+MPICH is included if mpi4py and mpiexec are found next to this Python, or next to the one in
+WEFT_MPI_PYTHON. It runs in processes of its own, in rounds between those of weft and gloo. Every
+figure is the median over all rounds.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ import torch
 import torch.distributed as dist
 
 from weft.benchmarks import Check, Result, part
-from weft.study.launch import Report, all_gather_flat, cores_of, launch
+from weft.measure.launch import Report, all_gather_flat, cores_of, launch
 
 WORLDS = (2, 4)
 KIB = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)
-"""Bytes of each rank's input."""
+"""KiB of each rank's input."""
 KINDS = ("all_gather", "all_reduce", "all_to_all")
 ROUNDS = 5
 MPI_SECONDS = 60.0
@@ -60,8 +60,8 @@ for kib, calls, repeat in json.loads(sys.argv[1]):
 if comm.rank == 0:
     print(json.dumps(out))
 """
-"""Does what `_arms` does, on the same cores and in the same order, so that every call finds the
-caches as weft's does."""
+"""Does the same as `_arms`, on the same cores and in the same order, so that its calls find the
+caches in the same state."""
 
 
 def run(report: Report) -> Result:
@@ -98,7 +98,7 @@ def _measure_world(world: int, mpi: tuple[str, str] | None, report: Report) -> T
 
 
 def _amount(kib: int) -> tuple[int, int]:
-    """How many calls make one sample, and how many samples there are."""
+    """The number of calls per sample, and the number of samples."""
     if kib <= 64:
         return 20, 15
     return (4, 10) if kib <= 1024 else (1, 8 if kib <= 16384 else 3)
@@ -120,7 +120,7 @@ def _arms(report: Report, with_gloo: bool) -> Mapping[str, dict[tuple[str, int],
             "all_reduce": partial(weft.all_reduce, x, out=z),
             "all_to_all": partial(weft.all_to_all, x, out=z),
         }
-        # The bytes that must move: a rank's whole result, from memory to memory.
+        # The bytes that must be moved: a rank's whole result, from memory to memory.
         bound: dict[str, Callable[[], object]] = {
             "all_gather": partial(y.copy_, whole),
             "all_to_all": partial(z.copy_, x),
@@ -143,7 +143,7 @@ def _arms(report: Report, with_gloo: bool) -> Mapping[str, dict[tuple[str, int],
 
 
 def _timed(functions: Mapping[str, Callable[[], object]], calls: int) -> list[tuple[str, float]]:
-    """Seconds of a call of each, over so many that all ranks begin together."""
+    """The seconds per call of each function, over `calls` calls that all ranks start together."""
     import weft
 
     together, found = torch.zeros(1), []
@@ -182,8 +182,8 @@ def _run_mpi(mpi: tuple[str, str], world: int) -> dict[tuple[str, int], list[flo
         return {}
     if done.returncode != 0 or not done.stdout.strip():
         return {}
-    told: dict[str, list[float]] = json.loads(done.stdout.strip().splitlines()[-1])
-    return {(kind, int(kib)): v for key, v in told.items() for kind, kib in [key.split(",")]}
+    results: dict[str, list[float]] = json.loads(done.stdout.strip().splitlines()[-1])
+    return {(kind, int(kib)): v for key, v in results.items() for kind, kib in [key.split(",")]}
 
 
 def _rows(world: int, times: Times) -> list[list[str | float | int | None]]:

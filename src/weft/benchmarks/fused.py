@@ -1,5 +1,5 @@
-"""Kernels that communicate by themselves, beside the same work done in steps: embedding lookups +
-all-to-all, GEMV + all-reduce, GEMM + all-to-all; measured here, and simulated on MI300X."""
+"""Compares kernels that communicate by themselves with the same work in separate steps: embedding
+lookups + all-to-all, GEMV + all-reduce, GEMM + all-to-all. Measured here, simulated on MI300X."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from torch.nn.functional import embedding_bag
 
 import weft
 from weft.benchmarks import Check, Result, part
-from weft.fabric import Link, _native, of
+from weft.fabric import Link, of
+from weft.fabric.host.probe import multiply
 from weft.machine import load
+from weft.measure.arms import arms_of
+from weft.measure.launch import Report, launch
+from weft.measure.measurement import LinkSpec, interleaved, measure
 from weft.operation import find
-from weft.ops.packing import packed
 from weft.schedule import Schedule
-from weft.study.arms import arms_of
-from weft.study.in_kernel import savings
-from weft.study.launch import Report, launch
-from weft.study.measure import LinkSpec, interleaved, measure
+from weft.study.in_kernel_savings import savings
 
 WORLD = 2
 NUM_TABLES, TABLE_ROWS, DIM, BATCH, POOLING = 26, 100_000, 64, 2048, 20
@@ -29,10 +29,10 @@ GEMV = ((2048, 2048), (4096, 4096))
 SMALL = (1024, 1024)
 BATCHES = (1, 8)
 SHARE = 0.3
-"""What an all-reduce takes of the GEMV on the paced link."""
+"""The time of the all-reduce on the paced link, as a share of the GEMV."""
 CALLS = {1024: 40, 2048: 40, 4096: 10}
-"""Calls in a row that make one sample of a GEMV, by K: so many that neither starting together nor
-what the arm before left in the cache counts."""
+"""The number of GEMV calls per sample, by K. It is large enough that neither the common start nor
+the cache contents of the previous arm matter."""
 REPEAT = 15
 M, N, K = 2048, 1024, 2048
 HEADERS = ("case", "arm", "ms", "of the first arm")
@@ -126,15 +126,14 @@ def _measure_gemv(report: Report, m: int, n: int, k: int) -> Medians:
     random = torch.Generator().manual_seed(dist.get_rank())
     x, w = torch.randn(m, k, generator=random), torch.randn(k, n, generator=random)
     out, y = torch.empty(m, n), torch.empty(m, n)
-    packed(w)
-    pack, place = packed(w)  # as calls find it from the second on
+    multiply(x, w, y)  # packed from the second call on, as in the operator
     fabric, calls = of(None), CALLS[k]
 
     def alone() -> None:
         torch.mm(x, w, out=out)
 
     def ours() -> None:
-        _native.multiply(x.data_ptr(), m, *place, 0, n, y.data_ptr())
+        multiply(x, w, y)
 
     def gloo() -> None:
         alone()
@@ -151,7 +150,6 @@ def _measure_gemv(report: Report, m: int, n: int, k: int) -> Medians:
         weft.matmul_all_reduce(x, w)
 
     with torch.no_grad():
-        assert torch.equal(pack, w)
         arms = {"GEMV of torch": alone, "GEMV of weft": ours, "fused": fused, "mv + gloo": gloo}
         arms |= {"mv + weft": steps, "all-reduce of weft": all_reduce}
         repeated = {name: _repeated(arm, calls) for name, arm in arms.items()}
@@ -159,8 +157,8 @@ def _measure_gemv(report: Report, m: int, n: int, k: int) -> Medians:
         found = {name: seconds / calls for name, seconds in found.items()}
         if (k, n) == SMALL:
             return found
-        # An all-reduce of two ranks sends as many bytes as y has over each link, in one exchange or
-        # in two; what else it takes, to begin and to wake up, it takes on any link.
+        # An all-reduce of two ranks sends the bytes of y over each link, in one exchange or in two.
+        # Its other costs, such as starting and waking up, are the same on any link.
         share = SHARE * found["GEMV of torch"]
 
         def pace(besides: float) -> float:
@@ -205,13 +203,13 @@ def _gemm(rows: Rows, checks: list[Check], report: Report) -> None:
     result = measure(operation, balanced, schedules, repeat=REPEAT, report=part(report, 1, 2))
     arms = {arm.name: arm.seconds for arm in result.arms}
     _add(rows, f"{case}, balanced", {"ideal": result.ideal, **arms})
-    best = max(arm.percent_of_ideal for arm in result.arms if arm.name.startswith("fused"))
+    best = max(arm.percent_of_ideal for arm in result.arms if arm.name.startswith("in-kernel"))
     checks.append(Check(f"{case}: % of ideal, balanced link", best, ">= 85"))
 
 
 def _measure_gemm(report: Report) -> Medians:
     made = arms_of(find("matmul_all_to_all").of(M, N, K, WORLD), of(None))
-    arms = {"GEMM": made.compute, "fused": made.call(Schedule.parse("fused:1"))}
+    arms = {"GEMM": made.compute, "fused": made.call(Schedule.parse("in-kernel:1"))}
     arms["mm + gloo"] = made.plain
     return _medians(interleaved(arms, REPEAT, report))
 
@@ -220,7 +218,7 @@ def _measure_gemm(report: Report) -> Medians:
 
 
 def _simulated(rows: Rows, checks: list[Check]) -> None:
-    """Fused against serial, by the quicker of copy engines and cores, on 8 MI300X."""
+    """Fused against serial (the faster of copy engines and cores) on 8 MI300X, simulated."""
     least: dict[str, float] = {}
     for saving in savings(load("mi300x")):
         size, serial, fused = saving.size, saving.scenario.serial, saving.fused

@@ -1,8 +1,8 @@
-"""Between machines: hosts made of network namespaces on this one, joined by paced links.
+"""Operators between machines, on emulated hosts (network namespaces) with paced links.
 
-On a link that takes as long as compute, how much of the ideal is reached against gloo's collective
-followed by the matmul; whether any number of rows is slower than that; and what two levels gain
-where machines have several ranks.
+Measures how much of the ideal overlap is reached, relative to gloo's collective followed by the
+matmul, on a link that takes as long as compute; whether any number of rows is slower than that; and
+what two-level plans gain on machines with several ranks.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ import torch.distributed as dist
 
 from weft.benchmarks import Check, Result, part
 from weft.fabric import Link, of
-from weft.fabric.group import GroupFabric
+from weft.fabric.group.several_machines import SeveralMachines
+from weft.fabric.processes import ProcessFabric
+from weft.measure.arms import Arms, arms_of
+from weft.measure.hosts import Hosts, Wire, pace_own, together
+from weft.measure.launch import Report, launch
+from weft.measure.measurement import WARM_UP, percent_over_rounds, timed
 from weft.operation import find
 from weft.ops.all_gather_matmul import all_gather_matmul
 from weft.ops.matmul_reduce_scatter import matmul_reduce_scatter
 from weft.run.record import record
 from weft.schedule import Schedule
-from weft.study.arms import Arms, arms_of
-from weft.study.hosts import Hosts, Wire, pace_own, together
-from weft.study.launch import Report, launch
-from weft.study.measure import WARM_UP, timed
-from weft.timeline import percent_of_ideal
 
 NAMES = ("all_gather_matmul", "matmul_reduce_scatter", "all_to_all_matmul")
 M, N, K = 2048, 1024, 2048
@@ -38,16 +38,16 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "all_gather_matmul": all_gather_matmul,
     "matmul_reduce_scatter": matmul_reduce_scatter,
 }
-"""Those that have plans on two levels."""
+"""The operators with two-level plans."""
 INSIDE = 4.0
-"""How many times as fast as the network ranks of a machine reach each other."""
+"""The bandwidth between ranks of a machine, relative to the network."""
 REPEAT, REPEAT_SWEEP = 11, 9
 
 HEADERS = ("operator", "case", "arm", "ms", "speedup", "of ideal %", "hidden %")
 
 
 def run(report: Report) -> Result:
-    """2 hosts with a rank each, then 2 hosts with 2 ranks each; fp32."""
+    """2 hosts with one rank each, then 2 hosts with 2 ranks each; fp32."""
     rows: list[list[str | float]] = []
     checks: list[Check] = []
     parts = 2 * len(NAMES) + len(OPERATORS)
@@ -83,7 +83,7 @@ def run(report: Report) -> Result:
 
 
 def _balanced(report: Report, name: str) -> dict[str, Any]:
-    """All arms on a link at which the network takes as long as compute."""
+    """All arms on a link on which communication takes as long as compute."""
     operation = find(name).of(M, N, K, 2)
     arms = arms_of(operation, of(None))
     report(0.0, f"{name}: compute alone")
@@ -96,19 +96,16 @@ def _balanced(report: Report, name: str) -> dict[str, Any]:
         AUTO: _auto(arms),
         **{schedule: arms.call(Schedule.parse(schedule)) for schedule in SCHEDULES},
     }
-    times = _in_turns(actions, REPEAT, report)
+    samples = _in_turns(actions, REPEAT, report)
     with record() as recording:
         dist.barrier()
         _auto(arms)()
     timeline = recording.gather()[0]
     hidden = timeline.overlap_seconds(0) / timeline.communication_seconds(0)
-    reached = {
-        arm: percent_of_ideal(times[GLOO], times[arm], times["compute"], times["communication"])
-        for arm in (AUTO, *SCHEDULES)
-    }
+    reached = {arm: percent_over_rounds(samples, arm, GLOO) for arm in (AUTO, *SCHEDULES)}
     return {
         "rate": rate,
-        "times": times,
+        "times": _medians(samples),
         "reached": reached,
         "of ideal": reached[AUTO],
         "hidden": 100.0 * hidden,
@@ -116,26 +113,29 @@ def _balanced(report: Report, name: str) -> dict[str, Any]:
 
 
 def _sweep(report: Report, name: str, rate: float) -> dict[int, dict[str, float]]:
-    """auto against gloo + mm for few rows and many, on the same link."""
+    """auto against gloo + mm, from few rows to many, on the same link."""
     pace_own(Wire(rate))
     found = {}
     for number, m in enumerate(ROWS):
-        # gloo gathers shards of equal size only, so there M is the rows of every rank.
+        # gloo gathers only shards of equal size, so m is the number of rows per rank there.
         total = 2 * m if name == "all_gather_matmul" else m
         arms = arms_of(find(name).of(total, N, K, 2), of(None))
         actions = {GLOO: arms.plain, AUTO: _auto(arms)}
-        found[m] = _in_turns(actions, REPEAT_SWEEP, part(report, number, len(ROWS)))
+        samples = _in_turns(actions, REPEAT_SWEEP, part(report, number, len(ROWS)))
+        found[m] = _medians(samples)
     return found
 
 
 def _two_levels(report: Report, name: str) -> dict[str, float]:
-    """adaptive with plans on one level and on two, inside paced to `INSIDE` times the network, at
-    which what must cross takes as long as compute."""
+    """adaptive with flat and with two-level plans. Links inside a machine are `INSIDE` times as
+    fast as the network, on which the necessary bytes take as long as compute."""
     operation = find(name).of(M // 2, N // 2, K, 4)
     world, everyone = dist.group.WORLD, dist.new_group(list(range(4)))
     fabrics = {"flat": of(everyone), "two levels": of(world)}
-    assert isinstance(fabrics["flat"], GroupFabric)
-    fabrics["flat"].levels = 1
+    flat = fabrics["flat"]
+    assert isinstance(flat, ProcessFabric)
+    assert isinstance(flat.reach, SeveralMachines)
+    flat.reach.levels = 1
     random = torch.Generator().manual_seed(dist.get_rank())
     gathers = name == "all_gather_matmul"
     x = torch.randn(operation.rows[0] if gathers else operation.m, K, generator=random)
@@ -150,13 +150,17 @@ def _two_levels(report: Report, name: str) -> dict[str, float]:
         "flat": lambda: operator(x, w, schedule="adaptive@dma", group=everyone),
         "two levels": lambda: operator(x, w, schedule="adaptive@dma", group=world),
     }
-    return _in_turns(actions, REPEAT, report)
+    return _medians(_in_turns(actions, REPEAT, report))
 
 
-def _in_turns(arms: dict[str, Callable[[], Any]], repeat: int, report: Report) -> dict[str, float]:
-    """The median seconds of every arm, the slowest rank's; collective. A round runs each arm once,
-    in an order of chance that is the same on all ranks: what one arm leaves behind in caches and
-    connections is no one other's burden."""
+def _in_turns(
+    arms: dict[str, Callable[[], Any]], repeat: int, report: Report
+) -> dict[str, list[float]]:
+    """The seconds of every arm in every round, of the slowest rank. Collective.
+
+    A round runs each arm once, in a random order that is the same on all ranks, so that no arm
+    always inherits the caches and connections of the same other arm.
+    """
     names, random = list(arms), Random(1)
     samples: dict[str, list[float]] = {name: [] for name in names}
     for number in range(-WARM_UP, repeat):
@@ -167,7 +171,11 @@ def _in_turns(arms: dict[str, Callable[[], Any]], repeat: int, report: Report) -
         report((number + WARM_UP + 1) / (repeat + WARM_UP), f"round {max(number, 0) + 1}")
     own = torch.tensor([samples[name] for name in names], dtype=torch.float64)
     dist.all_reduce(own, dist.ReduceOp.MAX)
-    return {n: statistics.median(row.tolist()) for n, row in zip(names, own, strict=True)}
+    return {name: row.tolist() for name, row in zip(names, own, strict=True)}
+
+
+def _medians(samples: dict[str, list[float]]) -> dict[str, float]:
+    return {name: statistics.median(values) for name, values in samples.items()}
 
 
 def _auto(arms: Arms) -> Callable[[], Any]:

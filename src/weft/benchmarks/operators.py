@@ -1,5 +1,5 @@
-"""The five operators in one table: how much of the ideal each reaches on a balanced link, and what
-each costs at memory speed beside its compute alone and beside gloo + mm."""
+"""The five operators in one table: how much of the ideal each reaches on a balanced link, and its
+time at memory speed relative to its compute alone and to gloo + mm."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import statistics
 
 from weft.benchmarks import Check, Result, part
 from weft.fabric import of
+from weft.measure.arms import arms_of
+from weft.measure.launch import Report, launch
+from weft.measure.measurement import LinkSpec, interleaved, measure
 from weft.operation import find
 from weft.schedule import Schedule
-from weft.study.arms import arms_of
-from weft.study.launch import Report, launch
-from weft.study.measure import LinkSpec, interleaved, measure
 
 NAMES = (
     "all_gather_matmul",
@@ -29,7 +29,7 @@ HEADERS = ("operator", "link", "arm", "ms", "speedup", "of ideal %")
 
 
 def run(report: Report) -> Result:
-    """Each operator on 2 ranks, fp32: its best schedule on a balanced link, and direct."""
+    """Each operator on 2 ranks, fp32: its best schedule on a balanced link, and `direct`."""
     rows: list[list[str | float]] = []
     checks: list[Check] = []
     schedules = [Schedule.parse(name) for name in PACED]

@@ -1,4 +1,4 @@
-"""What a call costs beyond its work: tiny products, warm plans, beside gloo + mm."""
+"""The overhead of a call beyond its work: tiny products with cached plans, against gloo + mm."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import torch
 import torch.distributed as dist
 
 from weft.benchmarks import Check, Result
-from weft.study.launch import Report, all_gather_flat, launch
-from weft.study.measure import interleaved
+from weft.measure.launch import Report, all_gather_flat, launch
+from weft.measure.measurement import interleaved
 
 SIZE = 64
 WORLD = 2
 CALLS = 20
-"""Calls in a row that make one sample, so that starting together does not count."""
+"""The number of calls per sample, so that the common start does not matter."""
 REPEAT = 60
 SCHEDULES = ("adaptive@direct", "adaptive@dma", "serial@dma")
 

@@ -8,17 +8,17 @@ import torch
 import torch.distributed as dist
 
 from weft.benchmarks import Check, Result, part
+from weft.measure.launch import Report, all_gather_flat, launch
+from weft.measure.measurement import LinkSpec, Measurement, interleaved, measure
 from weft.plan.all_gather_matmul import AllGatherMatmul
 from weft.schedule import Schedule
-from weft.study.launch import Report, all_gather_flat, launch
-from weft.study.measure import LinkSpec, Measurement, interleaved, measure
 
 SHAPES = ((2048, 1024, 2048), (2048, 512, 4096))
 BALANCED = "balanced"
 UNBALANCED = ("0.5x", "2x")
 FIXED = ("uniform-fused-1d", "hetero-fused-1d", "hetero-unfused-1d", "uniform-fused-2d")
 CLEARLY = 0.95
-"""A `@dma` schedule is clearly ahead of its `@cores` twin if it takes at most this share of it."""
+"""A `@dma` schedule is clearly faster than the same one `@cores` if it takes at most this share."""
 REPEAT = 15
 
 HEADERS = ("case", "schedule", "ms", "speedup", "of ideal %", "GEMM slowdown")
@@ -104,8 +104,8 @@ def _balanced_checks(shape: str, result: Measurement) -> list[Check]:
         for arm in result.arms
         if arm.name.endswith("@dma") and not arm.name.startswith("serial")
     }
-    # With whole shards on two ranks, copy engines stand still for as long as spinning cores steal:
-    # the twins tie at balance by arithmetic, so this one is shown by itself.
+    # With whole shards on two ranks, compute waits for copy engines as long as spinning cores delay
+    # it, so both are equally fast on a balanced link. This pair is reported separately.
     whole_shards = ratios.pop("shard-p2p@dma")
     return [
         Check(f"{shape} balanced: best fixed chunked / shard-p2p", fixed / shard, "<= 1.0"),

@@ -1,4 +1,4 @@
-"""How well the calibrated machine predicts this one, over shapes that calibration did not see."""
+"""How well the calibrated machine predicts this host, over shapes that calibration did not use."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import NamedTuple
 from weft.benchmarks import Check, Result, part
 from weft.fabric.link import Topology
 from weft.machine import load
+from weft.measure.calibration import YARDSTICK
+from weft.measure.launch import Report
+from weft.measure.measurement import LinkSpec, measure
 from weft.plan.all_gather_matmul import AllGatherMatmul
 from weft.schedule import Schedule
-from weft.study.calibrate import YARDSTICK
-from weft.study.launch import Report
-from weft.study.measure import LinkSpec, measure
-from weft.study.predict import Prediction, keep_results, predict
+from weft.study.prediction import Prediction, keep_results, predict
 
 
-class Case(NamedTuple):
+class LinkedShape(NamedTuple):
     """A shape on a link."""
 
     m: int
@@ -31,19 +31,19 @@ class Case(NamedTuple):
         return f"{self.m}x{self.n}x{self.k}, {self.world} ranks, {self.link} {self.topology}"
 
 
-CASES = (  # no M, N or K is one that calibration measures
-    Case(768, 768, 1536, 2, "balanced"),
-    Case(1536, 384, 768, 2, "0.5x"),
-    Case(640, 1280, 640, 2, "2x"),
-    Case(384, 1536, 1920, 2, "balanced"),
-    Case(200, 3072, 768, 2, "balanced"),
-    Case(96, 1536, 1536, 2, "2x"),
-    Case(48, 768, 3072, 2, "0.5x"),
-    Case(1920, 320, 640, 2, "memory"),
-    Case(720, 720, 2880, 2, "0.05GB/s"),
-    Case(960, 480, 480, 2, "4x"),
-    Case(768, 384, 1536, 4, "balanced"),
-    Case(576, 768, 960, 4, "0.5x", "switch"),
+CASES = (  # calibration measures none of these M, N and K
+    LinkedShape(768, 768, 1536, 2, "balanced"),
+    LinkedShape(1536, 384, 768, 2, "0.5x"),
+    LinkedShape(640, 1280, 640, 2, "2x"),
+    LinkedShape(384, 1536, 1920, 2, "balanced"),
+    LinkedShape(200, 3072, 768, 2, "balanced"),
+    LinkedShape(96, 1536, 1536, 2, "2x"),
+    LinkedShape(48, 768, 3072, 2, "0.5x"),
+    LinkedShape(1920, 320, 640, 2, "memory"),
+    LinkedShape(720, 720, 2880, 2, "0.05GB/s"),
+    LinkedShape(960, 480, 480, 2, "4x"),
+    LinkedShape(768, 384, 1536, 4, "balanced"),
+    LinkedShape(576, 768, 960, 4, "0.5x", "switch"),
 )
 REPEAT = 9
 MEDIAN_ERROR, CLOSE, HITS = 10.0, 5.0, 10
@@ -61,7 +61,7 @@ HEADERS = (
 
 
 def run(report: Report) -> Result:
-    """Measures all schedules of 12 shapes and lays the simulation over them."""
+    """Measures all schedules of 12 shapes and compares the simulation with them."""
     machine = load("cpu")
     predictions = []
     for number, case in enumerate(CASES):
@@ -89,7 +89,7 @@ def run(report: Report) -> Result:
     return result
 
 
-def _row(case: Case, p: Prediction) -> list[str | float]:
+def _row(case: LinkedShape, p: Prediction) -> list[str | float]:
     worst = max(p.forecasts, key=lambda forecast: abs(forecast.error_percent))
     return [
         str(case),

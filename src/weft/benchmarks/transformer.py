@@ -1,8 +1,8 @@
 """Forward and backward of a Llama-style transformer: torch's parallel styles against weft's.
 
-Both arms meet the same paced link. Torch's collectives run on it by `weft.study.emulate`: the same
-bytes over the same links, by weft's serial schedule. Its rate is such that torch's arm spends 40 %
-of its time in its collectives, of which moving the bytes takes what staging and sums leave.
+Both arms use the same paced link. `weft.measure.emulate` runs torch's collectives on it: the same
+bytes over the same links, with weft's serial schedule. The rate of the link is chosen so that the
+torch arm spends 40 % of its time in collectives. That share includes staging and sums.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from torch.distributed.device_mesh import init_device_mesh
 import weft
 from weft.benchmarks import Check, Result
 from weft.fabric import Link
-from weft.study.emulate import Traffic, plain_collectives
-from weft.study.launch import Report, launch
-from weft.study.llama import Kind, Llama, Shape, parallelize
-from weft.study.measure import interleaved
+from weft.measure.emulate import Traffic, plain_collectives
+from weft.measure.launch import Report, launch
+from weft.measure.measurement import interleaved
+from weft.models.small_llama import Kind, Llama, LlamaShape, parallelize
 
-SHAPE = Shape(size=512, hidden=1536, num_heads=8, num_layers=4, vocabulary=256)
+SHAPE = LlamaShape(size=512, hidden=1536, num_heads=8, num_layers=4, vocabulary=256)
 SEQUENCE = 512
 BATCH = 1
 WORLD = 2
 COMMUNICATION = 0.4
-"""The share of torch's arm that is communication."""
+"""The share of communication in the time of the torch arm."""
 SCHEDULE = "auto"
 REPEAT = 9
 CALIBRATE = 7
 
 
 def run(report: Report) -> Result:
-    """Median milliseconds of forward + backward, and whether both arms have the same loss."""
+    """The median milliseconds of forward + backward, and whether both arms have the same loss."""
     figures = launch(WORLD, _measure, SHAPE, SEQUENCE, REPEAT, report=report)[0]
     ratio = figures["torch"] / figures["weft"]
     rows: list[list[str | float]] = [
@@ -51,7 +51,7 @@ def run(report: Report) -> Result:
     return Result(("arm", "ms", "communication %"), rows, checks)
 
 
-def _measure(report: Report, shape: Shape, sequence: int, repeat: int) -> dict[str, float]:
+def _measure(report: Report, shape: LlamaShape, sequence: int, repeat: int) -> dict[str, float]:
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     random = torch.Generator().manual_seed(1)
     tokens = torch.randint(shape.vocabulary, (BATCH, sequence), generator=random)
@@ -92,8 +92,8 @@ def _measure(report: Report, shape: Shape, sequence: int, repeat: int) -> dict[s
 
 
 def _rate(plain: Callable[[], None], traffic: Traffic, report: Report) -> tuple[float, float]:
-    """The link's rate, from a run at memory speed; and the seconds of that. What collectives take
-    at memory speed, too (staging, sums), is part of the 40 %."""
+    """The rate of the link, and the seconds of a run at memory speed, from which it follows. The
+    time of collectives at memory speed (staging, sums) is part of the 40 %."""
     inside: list[float] = []
 
     def step() -> None:

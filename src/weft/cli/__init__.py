@@ -1,4 +1,4 @@
-"""The command line, thin over the library. A new command is one new file in this folder with a
+"""The command line, a thin layer over the library. A command is one file in this folder with a
 function `register(app)`."""
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ def _version(
     version: bool = typer.Option(False, "--version", help="Print the version and stop."),
 ) -> None:
     if version:
-        from weft.fabric import _native
+        from weft.fabric import VERSION
 
-        typer.echo(f"weft {_native.VERSION}")
+        typer.echo(f"weft {VERSION}")
         raise typer.Exit
 
 
 @functools.cache
 def _find_commands() -> None:
-    """Once per process: a second time would register every command again."""
+    """Registers all commands, once per process."""
     for module in sorted(m.name for m in pkgutil.iter_modules(__path__)):
         found = importlib.import_module(f"{__name__}.{module}")
         if hasattr(found, "register"):
@@ -44,7 +44,7 @@ def _find_commands() -> None:
 
 
 def main() -> None:
-    """Entry point of `weft`: bad input ends with one sentence, not with a traceback."""
+    """The entry point of `weft`. Bad input ends with one sentence, not with a traceback."""
     _find_commands()
     try:
         app()
@@ -53,6 +53,6 @@ def main() -> None:
     except KeyboardInterrupt:
         fail("stopped", code=130)
     except BrokenPipeError:
-        # The reader of our output has gone (as `head` does); there is nobody left to tell.
+        # The reader of the output has closed it, as `head` does.
         sys.stderr.close()
         sys.exit(0)

@@ -31,9 +31,9 @@ from weft.report.cells import Cell
 from weft.report.files import check_target
 from weft.report.terminal import table
 from weft.study.c3 import measured, simulated
+from weft.study.c3.cases import KINDS as KINDS_OF_SCENARIO
+from weft.study.c3.findings import Study
 from weft.study.c3.own import KINDS, Question
-from weft.study.c3.result import Study
-from weft.study.c3.scenarios import KINDS as KINDS_OF_SCENARIO
 from weft.timeline import Timeline
 
 HOST = "cpu"

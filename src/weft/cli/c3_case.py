@@ -10,7 +10,7 @@ from weft.cli.console import console, print_json, progress
 from weft.machine import Machine
 from weft.report.cells import Cell
 from weft.report.terminal import table
-from weft.study.c3.own import Answer, Question, ask
+from weft.study.c3.own import CaseAnswer, Question, ask
 from weft.study.c3.simulated import WORLD
 
 _HEADERS = ("strategy", "ms", "speedup", "of the\ngain", "GEMM", "collec-\ntive")
@@ -51,7 +51,7 @@ def ask_case(
         console.print(both(answers))
 
 
-def show(answer: Answer) -> None:
+def show(answer: CaseAnswer) -> None:
     """What each takes alone, every strategy, and which to use."""
     asked = answer.question
     bound = "memory" if answer.memory_bound else "arithmetic"
@@ -88,7 +88,7 @@ def show(answer: Answer) -> None:
     console.print(answer.verdict())
 
 
-def both(answers: Sequence[Answer]) -> str:
+def both(answers: Sequence[CaseAnswer]) -> str:
     """Which machine is quickest, and by how much."""
     order = sorted(answers, key=lambda answer: answer.use.seconds)
     first, last = order[0], order[-1]

@@ -1,4 +1,4 @@
-"""`weft calibrate`: measure this machine, and describe it for the simulator."""
+"""`weft calibrate`: measures this machine and describes it for the simulator."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import typer
 
 from weft.cli.console import Json, console, print_json, progress
 from weft.machine import Machine
+from weft.measure.calibration import FULL, QUICK, calibrate, keep
 from weft.report.terminal import table
-from weft.study.calibrate import FULL, QUICK, calibrate, keep
 
 
 def register(app: typer.Typer) -> None:
@@ -47,7 +47,7 @@ def command(
 
 
 def key_figures(machine: Machine) -> list[tuple[str, float, str]]:
-    """The few numbers by which a reader knows a machine: name, value, unit."""
+    """The most important numbers of a machine: name, value, unit."""
     host, curve = machine.host, machine.compute.saturation
     assert host is not None
     assert curve is not None

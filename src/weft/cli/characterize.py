@@ -1,4 +1,4 @@
-"""`weft characterize`: what cutting a GEMM costs, and what communication beside it costs."""
+"""`weft characterize`: the cost of cutting a GEMM, and the cost of concurrent communication."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from weft.machine import load, names
 from weft.report.characterize_page import HEADERS, rows_of, summary_of, write_characterize_page
 from weft.report.files import check_target
 from weft.report.terminal import table
-from weft.study.characterize import characterize as simulate
+from weft.study.characterization import characterize as simulate
 from weft.study.characterize_host import characterize_host
 
 HOST = "cpu"
@@ -33,7 +33,7 @@ def characterize(
     json: Json = False,
     html: Annotated[Path | None, typer.Option(help="Write a page of both losses.")] = None,
 ) -> None:
-    """Decomposition loss of GEMMs in 8 and 64 pieces along M and K, and contention loss beside
+    """Decomposition loss of GEMMs cut into 8 and 64 parts along M and K, and contention loss during
     communication by copy engines and by cores, over a grid of shapes."""
     described = None if machine == HOST else load(machine)
     if html is not None:
@@ -50,8 +50,9 @@ def characterize(
         print_json(found.to_json())
         return
     caption = (
-        "MB: memory traffic if all is read and written once. M/8 to K/64: how much longer the "
-        "pieces take than the whole; dma, cores: the whole beside communication."
+        "MB: memory traffic if everything is read and written once. M/8 to K/64: how much longer "
+        "the parts take than the whole GEMM. dma, cores: how much longer the whole GEMM takes "
+        "during communication."
     )
     console.print(table(HEADERS, rows_of(found), caption=caption, width=console.width))
     console.print(summary_of(found))

@@ -1,4 +1,4 @@
-"""What all commands share: output, progress, JSON, and common options."""
+"""Shared by all commands: output, progress, JSON, and common options."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from weft.errors import Unsupported, nearest
 from weft.fabric.link import TOPOLOGIES, Topology
+from weft.measure.launch import Report
 from weft.operation import ITEM_BYTES
 from weft.schedule import Schedule
-from weft.study.launch import Report
 
 WIDTH = 100
 
@@ -33,7 +33,7 @@ TopologyName = Annotated[str, typer.Option(help=f"One of {', '.join(TOPOLOGIES)}
 
 
 def fail(message: str, *, json: bool = False, code: int = 2) -> NoReturn:
-    """Ends the program with one sentence."""
+    """Prints an error and exits."""
     if json:
         print(json_module.dumps({"error": message}))
     _errors.print(f"weft: {message}", markup=False, style="red", soft_wrap=True)
@@ -46,7 +46,7 @@ def print_json(value: Any) -> None:
 
 @contextmanager
 def progress(title: str, quiet: bool = False) -> Iterator[Report]:
-    """A progress bar on the terminal's error stream; silent where there is no terminal."""
+    """A progress bar on stderr; silent if stderr is not a terminal."""
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     hidden = quiet or not sys.stderr.isatty()
     with Progress(*columns, console=_errors, transient=True, disable=hidden) as bar:

@@ -1,4 +1,4 @@
-"""`weft demo`: the tour, in under a minute."""
+"""`weft demo`: a tour of weft in less than a minute."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import typer
 from rich.console import Console
 
 from weft.cli.console import WIDTH, Json, console, print_json, progress
+from weft.measure.measurement import LinkSpec, Measurement, measure
 from weft.plan.all_gather_matmul import AllGatherMatmul
 from weft.report.files import write_atomically
 from weft.report.page import timelines_page
 from weft.report.terminal import draw
 from weft.schedule import Schedule
-from weft.study.measure import LinkSpec, Measurement, measure
 
 SHOWN = ("serial@dma", "shard-p2p@dma", "adaptive@cores", "adaptive@dma")
 
@@ -31,7 +31,7 @@ def demo(
     repeat: Annotated[int, typer.Option(help="Measured rounds.", min=1)] = 9,
     json: Json = False,
 ) -> None:
-    """Run a balanced all-gather + matmul on 2 ranks, and draw how four schedules weave it."""
+    """Run a balanced all-gather + matmul on 2 ranks, and draw how four schedules overlap it."""
     operation = AllGatherMatmul.of(2048, 1024, 2048, world=2)
     schedules = [Schedule.parse(name) for name in SHOWN]
     with progress("measuring", quiet=json) as report:
@@ -39,12 +39,12 @@ def demo(
             operation, LinkSpec.parse("balanced"), schedules, repeat=repeat, report=report
         )
     timelines = [result.arm(name).timeline for name in SHOWN]
-    said = _said(result)
+    summary = _summary(result)
     path = timelines_page(
         html,
         timelines,
-        title="How four schedules weave an all-gather into a matmul",
-        summary=said,
+        title="How four schedules overlap an all-gather with a matmul",
+        summary=summary,
         facts={
             "compute alone": f"{result.compute * 1e3:.1f} ms",
             "communication alone": f"{result.communication * 1e3:.1f} ms",
@@ -56,20 +56,20 @@ def demo(
     if svg is not None:
         picture = Console(width=WIDTH, record=True, file=StringIO(), force_terminal=True)
         picture.print(draw(timelines))
-        # rich names fonts on the net; without them a viewer takes its own monospace.
+        # rich refers to fonts on the internet. Without them, a viewer uses its own monospace font.
         drawing = re.sub(
             r"@font-face \{.*?\}", "", picture.export_svg(title="weft demo"), flags=re.S
         )
         write_atomically(svg, [drawing])
     if json:
-        print_json({**result.to_json(), "said": said, "html": str(path)})
+        print_json({**result.to_json(), "said": summary, "html": str(path)})
         return
     console.print(f"{operation.label}, links: {result.link}\n")
     console.print(draw(timelines))
-    console.print(f"\n{said}\n\npage: {path} (opens offline)")
+    console.print(f"\n{summary}\n\npage: {path} (opens offline)")
 
 
-def _said(result: Measurement) -> str:
+def _summary(result: Measurement) -> str:
     adaptive, shard, cores = (
         result.arm(f) for f in ("adaptive@dma", "shard-p2p@dma", "adaptive@cores")
     )

@@ -1,4 +1,4 @@
-"""`weft doctor`: what this machine has, what weft can use, what is missing and how to get it."""
+"""`weft doctor`: what this machine has, what weft can use, what is missing, and how to get it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import typer
 
 from weft.cli.console import Json, console, print_json, progress
 from weft.errors import Error
+from weft.measure.launch import Report, launch
 from weft.report.terminal import table
-from weft.study.launch import Report, launch
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at. `remedy` says how to get what is missing."""
+    """The result of one check. `remedy` explains how to get what is missing."""
 
     what: str
     found: str
@@ -38,7 +38,7 @@ def doctor(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Look at this machine; exits with 1 if something that weft needs does not work."""
+    """Check this machine; exits with 1 if something that weft needs does not work."""
     with progress("looking", quiet=json) as report:
         findings = [*_system(), *_packages(), _call(report)]
         if gpu:
@@ -110,7 +110,7 @@ def _packages() -> list[Finding]:
 
 
 def _call(report: Report) -> Finding:
-    """A real call on two ranks, checked."""
+    """Runs a call on two ranks and checks its result."""
     try:
         exact = all(launch(2, _two_ranks, report=report))
     except Error as error:
@@ -132,12 +132,12 @@ def _two_ranks(report: Report) -> bool:
 
 
 def _gpu(report: Report) -> list[Finding]:
-    """The Triton kernels on real GPUs, one rank on each, against plain torch."""
+    """Runs the Triton kernels on the GPUs, one rank on each, and compares them with torch."""
     import torch
 
     if not torch.cuda.is_available():
-        said = "not run: the kernels are interpreted and compiled here, `weft triton report`"
-        return [Finding("GPU checks", "no GPU here", True, said)]
+        text = "not run: the kernels are interpreted and compiled here, `weft triton report`"
+        return [Finding("GPU checks", "no GPU here", True, text)]
     try:
         from weft.triton.checks import CHECKS
     except Error as error:
@@ -149,7 +149,7 @@ def _gpu(report: Report) -> list[Finding]:
         try:
             exact = all(launch(world, _on_gpu, name, report=report, pin=False))
             found, remedy = ("exact", "") if exact else ("a wrong result", "report a bug")
-        except Exception as error:  # a driver or a compiler may raise anything: say what
+        except Exception as error:  # a driver or a compiler may raise anything
             exact, found, remedy = False, "failed", str(error)
         findings.append(Finding(what, found, exact, remedy))
     return findings

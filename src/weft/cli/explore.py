@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -14,20 +14,21 @@ from weft.cli.explore_cluster import explore_collective, explore_shape, explore_
 from weft.cli.explore_layers import explore_layers, read_model
 from weft.cli.explore_machines import show_both, to_json
 from weft.errors import Unsupported, nearest
-from weft.machine import names
+from weft.machine import Machine, names
+from weft.models.workloads import WORKLOADS
 from weft.operation import ITEM_BYTES, find
 from weft.report.cells import Cell
 from weft.report.explore_figures import LOSSES
 from weft.report.explore_page import rows_of, summary_of, write_explore_page
 from weft.report.files import check_target
+from weft.report.perfetto import write_trace
 from weft.report.terminal import table
-from weft.report.trace import write_trace
 from weft.schedule import Schedule
+from weft.select.heuristic import choose
 from weft.simulate.cluster import ALGORITHMS
-from weft.study.explore import Exploration, Scenario
-from weft.study.explore import explore as simulate
+from weft.study.exploration import Exploration, Scenario
+from weft.study.exploration import explore as simulate
 from weft.study.scenarios import Shape, ficco, from_csv
-from weft.study.workloads import WORKLOADS
 from weft.timeline import Timeline
 
 SETS = {"ficco": ficco}
@@ -115,6 +116,17 @@ def explore(
     schedule: Annotated[
         str, typer.Option(help="all, or names separated by commas, e.g. serial,adaptive@dma.")
     ] = "all",
+    contention: Annotated[
+        bool,
+        typer.Option(
+            "--contention/--no-contention",
+            help="Whether kernels and bytes slow each other; without, speedups are upper bounds.",
+        ),
+    ] = True,
+    captured: Annotated[
+        bool,
+        typer.Option("--captured", help="As if every plan were captured in a graph beforehand."),
+    ] = False,
     json: Json = False,
     html: Annotated[Path | None, typer.Option(help="Write a page to look into it.")] = None,
     trace: Annotated[
@@ -168,7 +180,8 @@ def explore(
         if html is not None or trace is not None:
             raise Unsupported("there is no page and no trace of a list of layers; use --json")
         whole = read_model(layers, world, dtype, batch, sequence, context, parallelism, step)
-        explore_layers(machines_of(machine), whole, _schedules(schedule), json)
+        on = [_as_asked(one, contention, captured) for one in machines_of(machine)]
+        explore_layers(on, whole, _schedules(schedule), json)
         return
     if collective is not None or workload is not None:
         if any(size is not None for size in (m, n, k, scenarios, shapes)) or (
@@ -184,7 +197,10 @@ def explore(
                 machine, str(collective), size, algorithm, chunks, nodes, json, trace
             )
         return
-    described = machines_of(machine) if nodes is None else []
+    if nodes is not None and (captured or not contention):
+        raise Unsupported("on several nodes, leave out --no-contention and --captured")
+    described = [] if nodes is not None else machines_of(machine)
+    described = [_as_asked(one, contention, captured) for one in described]
     asked = _shapes(m, n, k, scenarios, shapes, dtype)
     find(op)
     wanted = _schedules(schedule)
@@ -217,16 +233,37 @@ def explore(
                 write_trace(trace, _timelines(found))
         every.append(found)
     if json:
-        print_json(to_json(every) if len(every) > 1 else every[0].to_json())
+        said = to_json(every) if len(every) > 1 else every[0].to_json()
+        print_json({"upper_bound": not contention, "captured": captured, **said})
         return
     if len(every) > 1:
         show_both(every)
     else:
         show(every[0])
+        for scenario in every[0].scenarios if len(every[0].scenarios) == 1 else ():
+            console.print(_chosen(every[0], scenario))
     if html is not None:
         console.print(f"page: {html} (opens offline)")
     if trace is not None:
         console.print(f"trace: {trace} (open it at ui.perfetto.dev)")
+
+
+def _as_asked(machine: Machine, contention: bool, captured: bool) -> Machine:
+    if machine.host is not None and (captured or not contention):
+        raise Unsupported(
+            f"{machine.name} is a host: it has no graphs to capture, and no contention to leave out"
+        )
+    machine = machine if contention else machine.without_contention()
+    return machine.captured() if captured else machine
+
+
+def _chosen(found: Exploration, scenario: Scenario) -> str:
+    """What `schedule="auto"` would choose there, and what that would take."""
+    operation: Any = scenario.operation
+    choice = choose(found.machine, operation).schedule
+    known = next((o for o in scenario.outcomes if o.schedule == choice), None)
+    said = "" if known is None else f", {known.seconds * 1e3:.3f} ms ({known.speedup:.2f}x)"
+    return f'The rule behind schedule="auto" chooses {choice}{said}.'
 
 
 def show(found: Exploration) -> None:

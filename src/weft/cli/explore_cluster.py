@@ -1,5 +1,5 @@
-"""The questions of `weft explore` about clusters: collectives by algorithm, schedules of an
-operation over several nodes, and training steps on ever more of them."""
+"""`weft explore` on clusters: collectives by algorithm, schedules of an operation over several
+nodes, and the scaling of training steps."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from weft.cli.asked import size_text, sizes_of
 from weft.cli.console import console, print_json, progress
 from weft.errors import Unsupported
 from weft.machine import Cluster, load_cluster
+from weft.models.workloads import load_workload
 from weft.report.cells import Cell
 from weft.report.files import check_target
+from weft.report.perfetto import write_trace
 from weft.report.scaling_page import (
     HEADERS,
     nodes_text,
@@ -21,18 +23,16 @@ from weft.report.scaling_page import (
     write_scaling_page,
 )
 from weft.report.terminal import table
-from weft.report.trace import write_trace
 from weft.report.units import duration
 from weft.schedule import Schedule
 from weft.simulate.cluster import Answer, ask
 from weft.study.cluster_plans import explore_plans
 from weft.study.scaling import SCALINGS, Scaling, scale
 from weft.study.scenarios import Shape
-from weft.study.workloads import load_workload
 
 
 def nodes_of(text: str | None, cluster: Cluster) -> list[int]:
-    """`1..128` is every power of two times the first, and the last; `1,3,5` is just those."""
+    """Parses `1..128` (doubling from the first to the last) or `1,3,5` (exactly these)."""
     if text is None:
         return [cluster.nodes]
     found: list[int] = []
@@ -64,7 +64,7 @@ def explore_collective(
     json: bool,
     trace: Path | None,
 ) -> None:
-    """How long a collective takes over all devices, by which algorithm, beside the bound."""
+    """The time of a collective over all devices per algorithm, and its lower bound."""
     cluster = load_cluster(machine)
     asked = [(n, total) for n in nodes_of(nodes, cluster) for total in sizes_of(size)]
     if trace is not None:
@@ -159,7 +159,7 @@ def explore_workload(
     html: Path | None,
     trace: Path | None,
 ) -> None:
-    """A training step on ever more nodes, plain against fused."""
+    """The scaling of a training step over nodes, plain and fused."""
     found = load_workload(workload, model)
     cluster = load_cluster(machine)
     if scaling not in (*SCALINGS, "both"):
@@ -187,11 +187,11 @@ def explore_workload(
 
 
 def show_scaling(result: Scaling) -> None:
-    """A table for weak and one for strong scaling."""
+    """Prints one table for weak scaling and one for strong scaling."""
     for scaling in SCALINGS:
         points = result.of(scaling)
         if points:
-            title = f"{scaling} scaling: {points[-1].said}"
+            title = f"{scaling} scaling: {points[-1].description}"
             if scaling == "strong":
                 title += f" on {nodes_text(points[-1].nodes)}"
             drawn = table(HEADERS, rows_of(points), title=title, width=console.width)

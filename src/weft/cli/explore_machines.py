@@ -8,7 +8,7 @@ from typing import Any
 from weft.cli.console import console
 from weft.report.cells import Cell
 from weft.report.terminal import table
-from weft.study.explore import Exploration, Scenario
+from weft.study.exploration import Exploration, Scenario
 
 COLUMNS = 3
 """So many machines fit side by side into 80 columns; more follow below."""

@@ -1,4 +1,4 @@
-"""`weft judge`: how often the heuristic is right, on scenarios that nobody tuned to."""
+"""`weft judge`: how often the heuristic is right, on random scenarios."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Annotated
 import typer
 
 from weft.cli.console import Json, console, print_json, progress
-from weft.machine import host, load
+from weft.machine import calibrated, load
 from weft.report.judge_page import judgement_page
 from weft.report.terminal import table
-from weft.study.judge import IN_SET, Judgement, judge
 from weft.study.judge_host import judge_host
+from weft.study.judgement import IN_SET, Judgement, judge
 
 TITLES = {
     "heuristic": "all candidates",
@@ -40,7 +40,7 @@ def command(
     instead, about four seconds for each scenario.
     """
     with progress(f"judging on {machine}", quiet=json) as report:
-        if machine == host.NAME:
+        if machine == calibrated.NAME:
             judgement = judge_host(random, seed, report)
         else:
             judgement = judge(load(machine), random, seed, report=report)

@@ -1,4 +1,4 @@
-"""`weft run`: measure schedules of an operation on this machine."""
+"""`weft run`: measures the schedules of an operation on this machine."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from weft.cli.console import (
 )
 from weft.errors import Unsupported
 from weft.machine import load
+from weft.measure.calibration import YARDSTICK
+from weft.measure.measurement import LinkSpec, Measurement, measure
 from weft.operation import find
 from weft.report.page import timelines_page
+from weft.report.perfetto import write_trace
 from weft.report.terminal import table
-from weft.report.trace import write_trace
 from weft.schedule import Schedule
-from weft.study.calibrate import YARDSTICK
-from weft.study.measure import LinkSpec, Measurement, measure
-from weft.study.predict import Prediction
-from weft.study.predict import predict as prediction_of
+from weft.study.prediction import Prediction
+from weft.study.prediction import predict as prediction_of
 
 
 def register(app: typer.Typer) -> None:
@@ -64,11 +64,11 @@ def run(
         Path | None, typer.Option(help="Write a trace of all schedules for Perfetto.")
     ] = None,
     predict: Annotated[
-        bool, typer.Option("--predict", help="Lay the simulation of this machine over it.")
+        bool, typer.Option("--predict", help="Compare with the simulation of this machine.")
     ] = False,
     html: Annotated[Path | None, typer.Option(help="Write a page of all timelines.")] = None,
 ) -> None:
-    """Spawn ranks here; measure compute alone, communication alone, serial, and each schedule."""
+    """Start ranks here; measure compute alone, communication alone, serial, and each schedule."""
     asked = find(operation).of(m, n, k, world, dtype_of(dtype))
     spec = LinkSpec.parse(link, topology_of(topology))
     schedules = schedules_of(schedule, Schedule.space(asked))
@@ -102,7 +102,7 @@ def run(
 
 
 def show(result: Measurement, repeat: int, prediction: Prediction | None = None) -> None:
-    """The measurement as a table, with what was predicted beside it."""
+    """Prints the measurement as a table, with the prediction if there is one."""
     console.print(
         f"{result.operation.label}, links: {result.link}\n"
         f"compute {result.compute * 1e3:.2f} ms, "
@@ -123,8 +123,8 @@ def show(result: Measurement, repeat: int, prediction: Prediction | None = None)
     best = result.arms.index(result.best)
     headers = ["schedule", "ms", "speedup", "of ideal", "GEMM slowdown", "moved per rank"]
     caption = (
-        f"Medians of {repeat} interleaved rounds, the slowest rank's time. GEMM slowdown: the "
-        "pieces' time in the call against the whole GEMM alone."
+        f"Medians of {repeat} interleaved rounds, of the slowest rank. Speedup and percent of "
+        "ideal are ratios within a round. GEMM slowdown: the GEMMs of a call against one alone."
     )
     if prediction is None:
         console.print(table(headers, rows, best=best, caption=caption))

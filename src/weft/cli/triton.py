@@ -1,4 +1,4 @@
-"""`weft triton report`: the Triton kernels compiled for GPUs that need not be here."""
+"""`weft triton report`: compiles the Triton kernels for GPUs, which need not be present."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def register(root: typer.Typer) -> None:
 
 @app.callback()
 def _group() -> None:
-    """Triton kernels that communicate: what they take."""
+    """Resources of the Triton kernels that communicate."""
 
 
 @dataclass(frozen=True)
-class Row:
-    """One kernel on one target; None where nothing tells the number here."""
+class KernelResult:
+    """The resources of one kernel on one target. None if a number is not available."""
 
     kernel: str
     target: str
@@ -53,7 +53,7 @@ def report(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Compile the kernels and say what they take; exits with 1 if the code has a fault."""
+    """Compile the kernels and report their resources; exits with 1 if the code has a fault."""
     from weft.triton import ahead
     from weft.triton.audit import audit
     from weft.triton.residency import programs_per_unit, unit_of
@@ -64,7 +64,7 @@ def report(
         for target in _names(targets, list(ahead.TARGETS), "target")
         for dtype in _names(dtypes, list(ahead.DTYPE_NAMES), "dtype")
     ]
-    rows: list[Row] = []
+    rows: list[KernelResult] = []
     with progress("compiling", quiet=json) as shown:
         for number, (kernel, target, dtype) in enumerate(wanted):
             shown(number / len(wanted), f"{kernel} for {target}, {dtype}")
@@ -73,7 +73,7 @@ def report(
                 _write(assembly / f"{kernel}-{target}-{dtype}.s", built.assembly)
             found, taken = audit(built), built.resources
             rows.append(
-                Row(
+                KernelResult(
                     kernel,
                     target,
                     dtype,
@@ -98,7 +98,7 @@ def report(
         raise typer.Exit(1)
 
 
-def _show(rows: list[Row]) -> None:
+def _show(rows: list[KernelResult]) -> None:
     headers = ["target", "dtype", "registers", "spilled", "shared", "warps", "per unit"]
     headers += ["releases", "acquires", "code"]
     for kernel in dict.fromkeys(row.kernel for row in rows):
@@ -120,9 +120,9 @@ def _show(rows: list[Row]) -> None:
         ]
         console.print(table(headers, cells, title=kernel))
     console.print(
-        "registers: of a lane. spilled: registers (AMD), bytes of stack (NVIDIA). shared: LDS on "
-        "AMD.\nper unit: programs that fit on a CU or SM. releases, acquires: flags for the whole "
-        "system in the code.\nCompiled here, with the tiles of a launch; not run here."
+        "registers: per lane. spilled: registers (AMD) or bytes of stack (NVIDIA). shared: LDS on "
+        "AMD.\nper unit: programs that fit on a CU or SM. releases, acquires: system-scope flags "
+        "in the code.\nCompiled here with the tiles of a launch, but not run here."
     )
 
 

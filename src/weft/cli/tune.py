@@ -1,4 +1,4 @@
-"""`weft tune`: measure every schedule of an operation here, and keep the fastest for `auto`."""
+"""`weft tune`: measures every schedule of an operation here, and saves the fastest for `auto`."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from weft.cli.console import (
     topology_of,
 )
 from weft.fabric import Link, of
+from weft.measure.arms import arms_of
+from weft.measure.launch import Report, launch
 from weft.operation import find
-from weft.study.arms import arms_of
-from weft.study.launch import Report, launch
 
 
 def register(app: typer.Typer) -> None:
@@ -42,7 +42,7 @@ def command(
     repeat: Annotated[int, typer.Option(help="Measured calls of every schedule.", min=1)] = 5,
     json: Json = False,
 ) -> None:
-    """Measure every schedule for these sizes, and keep the fastest for schedule="auto"."""
+    """Measure every schedule for these sizes, and save the fastest for schedule="auto"."""
     asked = find(operation).of(m, n, k, world, dtype_of(dtype))
     joined = Link.parse(link, topology_of(topology))
     with progress(f"tuning {asked.label}", quiet=json) as report:

@@ -19,7 +19,7 @@ from weft import fabric as fabrics
 from weft.collectives import telling
 from weft.collectives.kinds import DTYPES, OTHER, REDUCTIONS, SUM
 from weft.errors import Cancelled, Error, Mismatch, PeerLost, Timeout, Unsupported
-from weft.fabric import HostFabric, _native
+from weft.fabric import Fabric, _native
 from weft.fabric.outcomes import (
     AGAIN,
     DISAGREE,
@@ -47,9 +47,11 @@ os.register_at_fork(after_in_child=_known.clear)  # a forked child is no rank: i
 class Channel:
     """The collectives of one group on this rank. Made by `of(group)`."""
 
-    def __init__(self, fabric: HostFabric) -> None:
+    def __init__(self, fabric: Fabric) -> None:
         self.fabric = fabric
-        self.native = fabric.channel
+        self.native: _native.Channel
+        self.messages: _native.Messages
+        self.native, self.messages = fabric.channels()
         self.rank, self.world = fabric.rank, fabric.world
         self.group_ref = fabric.group_ref
         self._quick = self.native.quick
@@ -186,7 +188,7 @@ class Channel:
     def message(self, sends: bool, peer: int, tag: int, tensor: torch.Tensor) -> _native.Message:
         """Starts a message in the background. Its tensor lives until it is over, whatever becomes
         of what the caller got for it."""
-        started = self.fabric.messages.start(
+        started = self.messages.start(
             sends, peer, tag, tensor.data_ptr(), tensor.nbytes, int(self.patience * 1e9), True
         )
         if len(self._messages) >= self._most_messages:

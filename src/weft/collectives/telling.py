@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from weft.collectives.kinds import DTYPES, KINDS, REDUCTIONS
 from weft.fabric import _native
@@ -38,7 +38,7 @@ class CollectiveExplanation(Explanation):
     """The last collective of this process. `schedule` says how bytes came to this rank, and
     `num_tasks` in how many chunks."""
 
-    bytes_by_way: dict[str, int]
+    bytes_by_way: dict[str, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
         chunks = "1 chunk" if self.num_tasks == 1 else f"{self.num_tasks} chunks"

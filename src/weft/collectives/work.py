@@ -54,7 +54,7 @@ class Receipt:
         until = FOREVER if timeout is None else _native.now_ns() + int(timeout * 1e9)
         try:
             while True:
-                outcome = channel.fabric.messages.wait(message, until)
+                outcome = channel.messages.wait(message, until)
                 if outcome[0] != AGAIN:
                     break
                 if _native.now_ns() >= until:

@@ -1,34 +1,69 @@
-"""Where bytes really move. `of(group)` gives the fabric of a torch.distributed group."""
+"""Where bytes really move. `of(group)` gives the fabric of a torch.distributed group.
+
+The interface is in `interface.py`. A fabric for another device registers itself with `register`.
+"""
 
 from __future__ import annotations
 
 import atexit
 import os
 import threading
+from collections.abc import Callable
 from weakref import WeakKeyDictionary
 
+import torch
 import torch.distributed as dist
 
 from weft.errors import Unsupported
-from weft.fabric.group import GroupFabric
-from weft.fabric.host import HostFabric, deadline_of
+from weft.fabric import _native
+from weft.fabric.group.several_machines import SeveralMachines
+from weft.fabric.host.one_machine import OneMachine
+from weft.fabric.interface import Capabilities, Fabric
 from weft.fabric.link import Link
-from weft.fabric.meeting import hello
+from weft.fabric.processes import ProcessFabric, deadline_of
+from weft.fabric.rendezvous import hello
+
+VERSION: str = _native.VERSION
+"""The version of weft, as it was built."""
+
+Opener = Callable[[dist.ProcessGroup, torch.device], Fabric]
 
 _world = dist.distributed_c10d._world
-_open: dict[int, HostFabric] = {}
+_CPU = "cpu"
+_open: dict[tuple[int, str], Fabric] = {}
+"""By the group and the type of device."""
+_openers: dict[str, dict[str, Opener]] = {}
+"""By the type of device, then by the name of the kind; "" is the usual one."""
 _changing = threading.Lock()
 _opening: WeakKeyDictionary[dist.ProcessGroup, threading.Lock] = WeakKeyDictionary()
 """A lock for each group: opening waits for the other ranks, whose threads may be opening another
 group first."""
 
 
-def of(group: dist.ProcessGroup | None = None) -> HostFabric:
-    """The fabric of a group (None: of all ranks), opened at the first call, made by all ranks."""
+def register(device: str, opener: Opener, kind: str = "") -> None:
+    """Makes a fabric known for tensors of a type of device, such as "cuda". All ranks of a group
+    call the opener together, in the first call with such tensors. kind: if there is another fabric
+    for the device, the name under which WEFT_FABRIC chooses this one."""
+    _openers.setdefault(device, {})[kind] = opener
+
+
+def devices() -> list[str]:
+    """The types of device that have a fabric."""
+    return list(_openers)
+
+
+def of(group: dist.ProcessGroup | None = None, device: torch.device | str = _CPU) -> Fabric:
+    """The fabric of a group (None: of all ranks) for tensors of a device, opened at the first call,
+    which all ranks make."""
+    kind = device if type(device) is str else device.type  # type: ignore[union-attr]
     asked = group if group is not None else _world.default_pg
-    known = _open.get(id(asked))
+    known = _open.get((id(asked), kind))
     if known is not None and known.group_ref() is asked and known.pid == os.getpid():
         return known
+    return _find(group, torch.device(device))
+
+
+def _find(group: dist.ProcessGroup | None, device: torch.device) -> Fabric:
     if not dist.is_available() or not dist.is_initialized():
         raise Unsupported(
             "there is no process group yet; call torch.distributed.init_process_group('gloo') first"
@@ -36,15 +71,16 @@ def of(group: dist.ProcessGroup | None = None) -> HostFabric:
     found = group if group is not None else dist.group.WORLD
     if not isinstance(found, dist.ProcessGroup):  # torch gives a placeholder to outsiders
         raise Unsupported("this rank is not in the group; call only from ranks that are")
-    fabric = _open.get(id(found))
+    key = (id(found), device.type)
+    fabric = _open.get(key)
     if fabric is None or fabric.group_ref() is not found:
         with _changing:
             _close_stale()
             opening = _opening.setdefault(found, threading.Lock())
         with opening:
-            fabric = _open.get(id(found))
+            fabric = _open.get(key)
             if fabric is None or fabric.group_ref() is not found:
-                fabric = _open[id(found)] = _opened(found)
+                fabric = _open[key] = _opener(device)(found, device)
     elif fabric.pid != os.getpid():
         raise Unsupported(
             "this process was forked from a rank and is none itself; call from the rank's process"
@@ -52,23 +88,41 @@ def of(group: dist.ProcessGroup | None = None) -> HostFabric:
     return fabric
 
 
+def _opener(device: torch.device) -> Opener:
+    if device.type not in _openers:
+        raise Unsupported(
+            f"there is no fabric for {device.type} tensors; use tensors on {' or '.join(_openers)}"
+        )
+    kinds = _openers[device.type]
+    return kinds.get(os.environ.get("WEFT_FABRIC", ""), kinds[""])
+
+
 def close(group: dist.ProcessGroup) -> None:
-    """Leaves a group, if its fabric is open: peers that wait for this rank hear it at once."""
+    """Leaves a group, if its fabric is open: peers that wait for this rank learn it at once."""
     with _changing:
-        fabric = _open.get(id(group))
-        if fabric is not None and fabric.group_ref() is group:
-            del _open[id(group)]
-            fabric.close()
+        for key, fabric in list(_open.items()):
+            if key[0] == id(group) and fabric.group_ref() is group:
+                del _open[key]
+                fabric.close()
 
 
-def _opened(group: dist.ProcessGroup) -> HostFabric:
-    """Shared memory where all ranks are on one machine; otherwise the network beside it."""
-    cards = hello(group, deadline_of(group))
+def kinds() -> list[str]:
+    """The names that WEFT_FABRIC chooses a registered fabric by."""
+    return sorted({kind for made in _openers.values() for kind in made if kind})
+
+
+def open_on_cpu(group: dist.ProcessGroup, device: torch.device) -> ProcessFabric:
+    """The host fabric where all ranks are on one machine; otherwise the group fabric."""
+    deadline = deadline_of(group)
+    cards = hello(group, deadline, kinds())
     asked = cards[0].fabric
     together = len({card.machine for card in cards}) == 1
-    if len(cards) == 1 or asked == "host" or (asked == "auto" and together):
-        return HostFabric(group)
-    return GroupFabric(group, cards)
+    if len(cards) == 1 or asked == "host" or (together and asked not in ("group", "flat")):
+        return ProcessFabric(group, OneMachine(group, deadline))
+    return ProcessFabric(group, SeveralMachines(group, cards, deadline))
+
+
+register(_CPU, open_on_cpu)
 
 
 def _close_stale() -> None:
@@ -87,4 +141,4 @@ def _close_all() -> None:
     _open.clear()
 
 
-__all__ = ["GroupFabric", "HostFabric", "Link", "close", "of"]
+__all__ = ["VERSION", "Capabilities", "Fabric", "Link", "close", "devices", "of", "register"]

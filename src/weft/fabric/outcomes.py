@@ -1,4 +1,4 @@
-"""How a wait ends, as the native fabric says it: a code, and the rank that it is about or -1."""
+"""How a native wait ends: a code, and the rank that it is about or -1."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _GONE = {PEER_LOST: "died", PEER_LEFT: "left the group", PEER_FAILED: "gave up"}
 
 
 def peer_error(outcome: Outcome, rank: int, where: str, there: str = "") -> PeerLost | None:
-    """The error for an outcome that a peer is to blame for, said on `rank`, which was `where`.
+    """The error on `rank`, which was `where`, for an outcome that a peer caused; None for others.
     there: where the peer was when it gave up, if that is known."""
     code, peer = outcome
     if code not in _GONE:

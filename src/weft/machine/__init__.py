@@ -1,4 +1,4 @@
-"""Machines weft can simulate: TOML descriptions, and the measurements they are checked against."""
+"""Machines that weft can simulate: TOML descriptions, and measurements to check them against."""
 
 from weft.machine.cluster import (
     Cluster,

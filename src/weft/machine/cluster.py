@@ -1,8 +1,8 @@
-"""Many equal nodes and the network between them: a TOML file that anyone can write.
+"""Clusters: many equal nodes and the network between them, described by a TOML file.
 
-A cluster says either which machine its nodes are (`machine = "mi300x"`), or only how the devices of
-a node are joined (`[links]`), which is enough to ask about collectives. Between the nodes are NICs
-and a network. SI units: seconds, bytes per second.
+A cluster names the machine of its nodes (`machine = "mi300x"`), or describes only the links between
+the devices of a node (`[links]`), which is enough to simulate collectives. NICs and a network
+connect the nodes. Units are SI: seconds, bytes per second.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ MOST_NODES = 1 << 16
 
 @dataclass(frozen=True)
 class Inside:
-    """How the devices of one node are joined."""
+    """The links between the devices of one node."""
 
     devices: Count
     topology: Literal["mesh", "switch", "ring"]
-    bandwidth: Positive  # one link, one direction; behind a switch, all that leaves a device
-    latency: float = 0.0  # of a link, or of the way through the switch
-    total_bandwidth: Positive | None = None  # a device sends no more over all its links
+    bandwidth: Positive  # one link, one direction; with a switch, the whole rate out of a device
+    latency: float = 0.0  # of a link, or of the path through the switch
+    total_bandwidth: Positive | None = None  # the limit over all links of a device
 
     @property
     def out_of_device(self) -> float:
-        """What a device can send at once over all its links."""
+        """The bandwidth of a device over all its links together."""
         if self.topology == "switch":
             whole = self.bandwidth
         elif self.topology == "mesh":
@@ -48,21 +48,22 @@ class Inside:
 
 @dataclass(frozen=True)
 class Nics:
-    """The network cards of a node, shared evenly by its devices."""
+    """The network cards of a node, which its devices share evenly."""
 
     count: Count  # in a node
     bandwidth: Positive  # one card, one direction
-    latency: float = 0.0  # from memory to memory through two cards, switches and cables aside
-    message: float = 0.0  # a card's own time for each message, however small
+    latency: float = 0.0  # from memory to memory through two cards, without switches and cables
+    message: float = 0.0  # the time of a card for each message, in addition to its bytes
 
 
 @dataclass(frozen=True)
 class Network:
-    """What is between the nodes.
+    """The network between the nodes.
 
-    `switch` lets every node send at the rate of its cards. A `fat_tree` has leaf switches with
-    `leaf` nodes each; between leaves there is 1 / `oversubscription` of what nodes can send. In a
-    `ring` or `torus`, nodes have a link to each neighbour, in a `mesh` to every other node.
+    With a `switch`, every node sends at the rate of its cards. A `fat_tree` has leaf switches with
+    `leaf` nodes each; the bandwidth between leaves is 1 / `oversubscription` of the bandwidth of
+    the nodes. In a `ring` or `torus`, nodes have a link to each neighbour, in a `mesh` to every
+    other node.
     """
 
     topology: Literal["switch", "fat_tree", "mesh", "ring", "torus"]
@@ -76,7 +77,7 @@ class Network:
 
 @dataclass(frozen=True)
 class Cluster:
-    """`nodes` equal nodes. What one device does stands for all: they are alike."""
+    """`nodes` equal nodes. One device represents all, because they are equal."""
 
     name: str
     title: str
@@ -85,12 +86,12 @@ class Cluster:
     nics: Nics | None = None
     network: Network | None = None
     machine: Machine | None = None
-    start: float = 0.0  # software: start and end of a library's collective
-    sum_bandwidth: float | None = None  # sums wait for their bytes, at this memory bandwidth
+    start: float = 0.0  # software: starting and ending a collective of a library
+    sum_bandwidth: float | None = None  # of memory, for sums, which start when their bytes arrive
 
     @property
     def devices(self) -> int:
-        """Devices in a node."""
+        """The number of devices in a node."""
         return self.links.devices
 
     @property
@@ -99,7 +100,7 @@ class Cluster:
 
     @property
     def dims(self) -> tuple[int, ...]:
-        """The nodes as a grid whose every axis is a level of the network."""
+        """The nodes as a grid. Every axis is a level of the network."""
         network = self.network
         if self.nodes == 1 or network is None:
             return ()
@@ -111,14 +112,14 @@ class Cluster:
 
     @property
     def nic_bandwidth(self) -> float:
-        """What the cards give one device, or more than any link where there are none."""
+        """The bandwidth of the cards per device; if there are no cards, more than any link has."""
         if self.nics is None:
             return float("inf")
         return self.nics.count * self.nics.bandwidth / self.devices
 
     @property
     def device(self) -> Machine:
-        """The machine of a node, for questions that need compute."""
+        """The machine of a node, for simulations that need compute."""
         if self.machine is None:
             raise Unsupported(
                 f"{self.name} says how devices are joined but not what they are; "
@@ -139,14 +140,14 @@ class Cluster:
 
 
 def cluster_names() -> list[str]:
-    """Names of the clusters that come with weft."""
+    """The names of the clusters that come with weft."""
     return sorted(path.stem for path in _FOLDER.glob("*.toml"))
 
 
 def load_cluster(name_or_path: str | Path) -> Cluster:
-    """The cluster of that name, or described by the TOML file at that path.
+    """The cluster with that name, or the one that the TOML file at that path describes.
 
-    A machine without a network (by name or file) is a cluster of one node.
+    A machine (by name or file) is a cluster of one node without a network.
     """
     text = str(name_or_path)
     if text in cluster_names():
@@ -166,7 +167,7 @@ def load_cluster(name_or_path: str | Path) -> Cluster:
 
 
 def of_machine(machine: Machine) -> Cluster:
-    """One node of a machine, with no network."""
+    """A cluster of one node, without a network."""
     return Cluster(machine.name, machine.title, 1, _inside(machine), machine=machine)
 
 
@@ -183,14 +184,14 @@ def _read(path: Path) -> Cluster:
     if "compute" in table:
         return of_machine(load_machine(path))
     beside = path.parent / str(table.get("machine"))
-    if beside.suffix == ".toml" and beside.is_file():  # a node's file, named as seen from this one
+    if beside.suffix == ".toml" and beside.is_file():  # the file of a node, relative to this file
         table["machine"] = str(beside)
     return cluster_from_table({"name": path.stem, "title": path.stem, **table}, path.name)
 
 
 @dataclass(frozen=True)
 class _File:
-    """What a file may say."""
+    """The contents of a file."""
 
     name: str
     title: str
@@ -204,24 +205,24 @@ class _File:
 
 
 def cluster_from_table(table: dict[str, Any], where: str = "cluster") -> Cluster:
-    """A cluster from nested dictionaries, checked as a file would be."""
-    told = build(_File, table, where)
-    machine = None if told.machine is None else load_machine(told.machine)
-    if machine is None and told.links is None:
+    """A cluster from nested dictionaries, with the same checks as for a file."""
+    given = build(_File, table, where)
+    machine = None if given.machine is None else load_machine(given.machine)
+    if machine is None and given.links is None:
         raise Unsupported(
             f"{where}: give machine, or [links] to say how a node's devices are joined."
         )
-    links = told.links or _inside(machine)  # type: ignore[arg-type]
+    links = given.links or _inside(machine)  # type: ignore[arg-type]
     found = Cluster(
-        told.name,
-        told.title,
-        told.nodes,
+        given.name,
+        given.title,
+        given.nodes,
         links,
-        told.nics,
-        told.network,
+        given.nics,
+        given.network,
         machine,
-        told.start,
-        told.sum_bandwidth,
+        given.start,
+        given.sum_bandwidth,
     )
     _check(found, where)
     return found
@@ -234,7 +235,7 @@ def _inside(machine: Machine) -> Inside:
 
 
 def _check(cluster: Cluster, where: str) -> None:
-    """What no single number can show: sections that need each other."""
+    """Raises unless the sections fit each other."""
     nodes, network = cluster.nodes, cluster.network
     if not 1 <= nodes <= MOST_NODES:
         raise Unsupported(f"{where}: a cluster has 1 to {MOST_NODES} nodes, not {nodes}.")
@@ -265,7 +266,7 @@ def _check(cluster: Cluster, where: str) -> None:
 
 
 def _even(nodes: int, dimensions: int) -> tuple[int, ...]:
-    """Factors of the number of nodes, as even as possible, the smallest first."""
+    """The number of nodes as a product of factors that are as even as possible, in rising order."""
     dims: list[int] = []
     left = nodes
     for remaining in range(dimensions, 0, -1):

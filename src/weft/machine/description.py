@@ -1,9 +1,9 @@
-"""What a machine is to the simulator: frozen numbers in SI (seconds, bytes, flops per second).
+"""The description of a machine for the simulator: frozen numbers in SI units (seconds, bytes, flops
+per second).
 
-A description says what the hardware does, never what a schedule should do. The same types hold a
-GPU node (compute units that work on tiles) and a host (threads whose GEMM rate was measured), so a
-field that only one kind has is optional. A further level of network (nodes, NICs, oversubscription)
-would be one more optional section beside `links`.
+A description states properties of the hardware, never what a schedule should do. The same types
+describe a GPU node (compute units that work on tiles) and a host (threads whose GEMM rate was
+measured), so fields that only one kind has are optional.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Collective = Literal["all_gather", "reduce_scatter", "all_to_all", "all_reduce"]
 
 
 class Bounds(NamedTuple):
-    """What the loader lets a number be. Numbers without bounds may be zero but not negative."""
+    """The bounds that the loader checks. Numbers without bounds may be zero but not negative."""
 
     above: float = 0.0
     most: float = inf
@@ -41,30 +41,30 @@ Share = Annotated[float, Bounds(most=1.0)]
 
 @dataclass(frozen=True)
 class Tile:
-    """A piece of the output that one compute unit makes at a time."""
+    """A tile of the output, which one compute unit computes at a time."""
 
     rows: Count
     columns: Count
-    resident: Count  # how many such tiles one compute unit holds at once
+    resident: Count  # the number of tiles that one compute unit holds at once
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """How a compute unit works through a tile."""
+    """How a compute unit processes a tile."""
 
     tiles: tuple[Tile, ...]
-    step: Count  # elements of K taken in one step of the inner loop
-    step_latency: Positive  # a step never takes less, however small the tile
+    step: Count  # elements of K in one step of the inner loop
+    step_latency: Positive  # the least time of a step, however small the tile
     tile_seconds: float  # filling the pipeline before the first step
-    store_rate: Positive  # output elements per second one unit writes at the end
-    split_seconds: float  # making a second pass over K-split partial results
+    store_rate: Positive  # output elements per second that one unit writes at the end
+    split_seconds: float  # the second pass over the partial results of split K
     split_traffic: float  # share of the partial results' traffic that reaches memory
     batched_share: Share  # rate of batched GEMM kernels against plain ones
 
 
 @dataclass(frozen=True)
 class Saturation:
-    """Sizes at which half of the GEMM rate is reached: for machines without tiles to count."""
+    """The sizes at which a GEMM reaches half of its rate, for machines without tiles."""
 
     m: float
     n: float
@@ -84,15 +84,15 @@ class Measured:
 
 @dataclass(frozen=True)
 class Compute:
-    """Compute units and what GEMMs reach on them. Either `tiling` or `saturation` is given."""
+    """Compute units and the rates of GEMMs. Either `tiling` or `saturation` is given."""
 
     units: Count  # compute units of a device: SMs, CUs
     clock: Positive  # boost clock in Hz
     loaded_clock: Positive  # clock under a long matrix load
     peak: dict[str, Positive]  # data sheet, dense
-    rate: dict[str, Positive]  # what the inner loops of GEMM kernels reach
-    sustained_share: Share  # share of `rate` left when power has settled
-    sustained_after: Positive  # seconds of load after which half of the fall is there
+    rate: dict[str, Positive]  # the rate that the inner loops of GEMM kernels reach
+    sustained_share: Share  # share of `rate` that is left under sustained load
+    sustained_after: Positive  # seconds of load after which half of the drop has happened
     tiling: Tiling | None = None
     saturation: Saturation | None = None
     measured: tuple[Measured, ...] = ()
@@ -100,17 +100,17 @@ class Compute:
 
 @dataclass(frozen=True)
 class Memory:
-    """Device memory and the last-level cache before it."""
+    """Device memory and the last-level cache in front of it."""
 
     capacity: Positive  # bytes
     peak_bandwidth: Positive  # data sheet
-    bandwidth: Positive  # what streaming kernels reach with every unit at work
-    latency: float  # before the first bytes of a kernel arrive
-    unit_bandwidth: Positive  # what one compute unit can stream
+    bandwidth: Positive  # the bandwidth that streaming kernels reach on all units
+    latency: float  # until the first bytes of a kernel arrive
+    unit_bandwidth: Positive  # the bandwidth of one compute unit
     cache_bytes: Positive  # of the last-level cache, as far as GEMM operands have it
-    cache_bandwidth: Positive  # all units together, out of the caches into tiles
-    crowding: float  # bandwidth gained once a few units are taken away, as a share
-    crowding_units: Count  # how many must go for the whole gain
+    cache_bandwidth: Positive  # all units together, from the caches into tiles
+    crowding: float  # share of bandwidth gained when a few units are taken away
+    crowding_units: Count  # the number of units to take away for the whole gain
 
 
 @dataclass(frozen=True)
@@ -126,11 +126,11 @@ class Links:
     interference: float = 0.0  # kernels and full links slow each other by this share
 
     def to_one_peer(self) -> float:
-        """Bandwidth from a device to one other: a link of a mesh, everything through a switch."""
+        """The bandwidth from a device to one other: one link of a mesh, or all of a switch."""
         return self.total_bandwidth if self.topology == "switch" else self.bandwidth
 
     def out_of_device(self, world: int) -> float:
-        """Bandwidth out of a device when it sends to all `world - 1` others at once."""
+        """The bandwidth out of a device that sends to all `world - 1` others at once."""
         if self.topology == "switch":
             return self.total_bandwidth
         neighbours = world - 1 if self.topology == "mesh" else min(2, world - 1)
@@ -139,19 +139,19 @@ class Links:
 
 @dataclass(frozen=True)
 class Engines:
-    """Copy engines (SDMA, CE, or copy threads) and the cost of commanding them."""
+    """Copy engines (SDMA, CE, or copy threads) and the costs of their commands."""
 
     count: Count  # engines of a device that copy to peers at the same time
     bandwidth: Positive  # one engine over a link
     local_bandwidth: Positive  # one engine inside the device's own memory
-    command: float  # host: build a command and ring the doorbell, per engine
-    schedule: float  # engine: notice the doorbell and fetch the command
+    command: float  # host: build a command and write the doorbell, per engine
+    schedule: float  # engine: see the doorbell and fetch the command
     packet: float  # engine: start of a copy packet until its bytes flow
     next_packet: float  # engine: a further packet queued right behind another
     row: float  # engine: each further row of a strided copy
     release: float  # prelaunched: the write that releases a polling engine, until it runs
     completion: float  # signal that a copy is done, until the waiter sees it
-    collective: float  # start and end of a collective that no single copy has
+    collective: float  # starting and ending a collective, beyond its copies
     collective_completion: float  # per engine of a prelaunched collective: waiting for its signal
     broadcast_share: Share  # rate to each destination of a two-destination copy
     swap_share: Share  # rate of each direction of an in-place exchange
@@ -160,20 +160,20 @@ class Engines:
 
 @dataclass(frozen=True)
 class Launch:
-    """Getting work started and knowing that it ended."""
+    """The costs of starting work and of seeing that it has ended."""
 
     host: float  # host call to start a kernel, until the device sees it
     kernel: float  # device: first and last instructions of any kernel; part of every task
     gap: float  # device: between two kernels that depend on each other
-    signal: float  # raise a counter in a peer's memory
-    poll: float  # notice a raised counter
-    decision: float  # adaptive: look at counters and choose what to multiply next
+    signal: float  # write a counter in a peer's memory
+    poll: float  # see that a counter has changed
+    decision: float  # adaptive: read counters and choose the next GEMM
     captured_gap: float | None = None  # `gap` between kernels of a captured graph; None: as `gap`
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """One way a core-driven collective moves bytes: quick to start, or quick when going."""
+    """A protocol of core-driven collectives: low latency, or high bandwidth."""
 
     name: str
     latency: Positive  # from the call until bytes flow, and at the end
@@ -186,7 +186,7 @@ class Protocol:
 
 @dataclass(frozen=True)
 class InSwitch:
-    """An all-reduce whose sums are made by the switch: its time does not depend on the world."""
+    """An all-reduce whose sums the switch computes. Its time does not depend on the world."""
 
     latency: Positive  # from the call to the end, but for the bytes
     bandwidth: Positive  # bytes of the result per second
@@ -201,26 +201,26 @@ class Cores:
     all_to_all_units: Count  # the same for an all-to-all
     copy_units: Count  # compute units that saturate one link
     all_reduce_latency: Positive  # latency of the two phases of an all-reduce, against one phase
-    local_share: float  # cost of a device's own part, which is copied too, against a part sent
+    local_share: float  # cost of copying a device's own part, relative to sending a part
     memory_bytes_per_byte: Positive  # memory traffic at each end for a byte moved
     in_switch: InSwitch | None = None
 
 
 @dataclass(frozen=True)
 class Host:
-    """A host whose ranks are processes: what a device has engines for takes its cores' time here.
+    """A host whose ranks are processes. Its copy engines are threads, which take core time.
 
-    Where it is given, a rank is a device of one compute unit, `launch.host` is a whole call beyond
-    its tasks, and engines are threads that share the rank's cores with its compute thread.
+    If this section is given, a rank is a device with one compute unit, `launch.host` is the cost of
+    a call beyond its tasks, and engine threads share the rank's cores with its compute thread.
     """
 
-    cores: Count  # cores over which the ranks spread
-    region: float  # each region that a permute moves, beyond its bytes
-    turn: Positive  # a transfer on a paced link sleeps no longer than this at a time
-    turn_bytes: Count  # nor for fewer bytes
-    nap: float  # core time of one such sleep and wake-up
-    slice: float  # how long a thread keeps its core while others want it
-    grace: float  # an engine that is later than this has let its link stand still
+    cores: Count  # cores that the ranks share
+    region: float  # per region of a permute, in addition to its bytes
+    turn: Positive  # the longest single sleep of a transfer on a paced link
+    turn_bytes: Count  # the fewest bytes of such a sleep
+    nap: float  # core time of one sleep and wake-up
+    slice: float  # how long a thread keeps its core while others wait for it
+    grace: float  # an engine that is later than this has left its link idle
 
 
 @dataclass(frozen=True)
@@ -240,7 +240,8 @@ class Machine:
     def without_contention(self) -> Machine:
         """The machine if kernels and bytes did not slow each other beyond sharing compute units and
         memory bandwidth: what it makes of a plan is an upper bound."""
-        return replace(self, links=replace(self.links, interference=0.0))
+        title = f"{self.title}, without contention (upper bound)"
+        return replace(self, title=title, links=replace(self.links, interference=0.0))
 
     def captured(self) -> Machine:
         """The machine for plans that are captured in a graph once and launched as a whole: no host
@@ -252,9 +253,12 @@ class Machine:
             tiling = compute.tiling
             second = max(0.0, tiling.split_seconds - (launch.gap - gap))
             compute = replace(compute, tiling=replace(tiling, split_seconds=second))
-        return replace(self, compute=compute, launch=replace(launch, host=0.0, gap=gap))
+        launch = replace(launch, host=0.0, gap=gap)
+        return replace(
+            self, title=f"{self.title}, captured in a graph", compute=compute, launch=launch
+        )
 
     def __hash__(self) -> int:
-        # Costs are cached by machine: the name and a few numbers are enough to hash by, and
-        # equality (which compares every number) decides.
+        # Costs are cached by machine. The name and a few numbers are enough for a hash; equality
+        # compares every number.
         return hash((self.name, self.compute.units, self.memory.bandwidth, self.links.bandwidth))

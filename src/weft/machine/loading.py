@@ -1,4 +1,4 @@
-"""Reads a machine description from TOML and refuses, in one sentence, what cannot be a machine."""
+"""Reads machine descriptions from TOML. Errors say in one sentence what is wrong with a file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from weft.errors import Unsupported, nearest
-from weft.machine import host
+from weft.machine import calibrated
 from weft.machine.description import DTYPES, Bounds, Machine
 
 _FOLDER = Path(__file__).parent
@@ -21,7 +21,7 @@ Kind = TypeVar("Kind")
 
 
 def names() -> list[str]:
-    """Names of the machines that come with weft."""
+    """The names of the machines that come with weft."""
     return sorted(path.stem for path in _FOLDER.glob("*.toml"))
 
 
@@ -30,14 +30,14 @@ def file_of(name_or_path: str) -> Path:
     if name_or_path in names():
         return _FOLDER / f"{name_or_path}.toml"
     load(name_or_path)  # says what is wrong with it
-    return host.path() if name_or_path == host.NAME else Path(name_or_path)
+    return calibrated.path() if name_or_path == calibrated.NAME else Path(name_or_path)
 
 
 def load(name_or_path: str | Path) -> Machine:
-    """The machine of that name, or described by the TOML file at that path; `cpu` is this host,
-    as `weft calibrate` has measured it."""
+    """The machine with that name, or the one that the TOML file at that path describes. `cpu` is
+    this host, as `weft calibrate` measured it."""
     text = str(name_or_path)
-    if text == host.NAME:
+    if text == calibrated.NAME:
         return _calibrated()
     if isinstance(name_or_path, str) and text in names():
         return _shipped(text)
@@ -47,14 +47,14 @@ def load(name_or_path: str | Path) -> Machine:
     if path.suffix == ".toml" or len(path.parts) > 1:
         raise Unsupported(f"There is no machine file {text}.")
     raise Unsupported(
-        f"There is no machine named {text!r}{nearest(text, [*names(), host.NAME])};"
-        f" known are {', '.join(names())}, {host.NAME} (this host, once calibrated), and any TOML"
-        " file by its path."
+        f"There is no machine named {text!r}{nearest(text, [*names(), calibrated.NAME])};"
+        f" known are {', '.join(names())}, {calibrated.NAME} (this host, once calibrated),"
+        " and any TOML file by its path."
     )
 
 
 def _calibrated() -> Machine:
-    path = host.path()
+    path = calibrated.path()
     if not path.is_file():
         raise Unsupported("This host is not described yet; run `weft calibrate` first.")
     try:
@@ -109,13 +109,13 @@ def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, An
 
 
 def build(kind: type[Kind], table: Mapping[str, Any], where: str) -> Kind:
-    """A frozen description of any kind from nested dictionaries: every key known, every number
-    within its bounds."""
+    """A frozen dataclass from nested dictionaries. Raises unless every key is known and every
+    number is within its bounds."""
     return cast(Kind, _build(kind, table, where, ""))
 
 
 def from_table(table: Mapping[str, Any], where: str = "machine") -> Machine:
-    """A machine from nested dictionaries, e.g. measured ones, checked as a file would be."""
+    """A machine from nested dictionaries, e.g. measured ones, with the checks of a file."""
     machine = _build(Machine, table, where, "")
     assert isinstance(machine, Machine)
     _check_whole(machine, where)
@@ -144,7 +144,7 @@ def _build(kind: Any, table: Any, where: str, prefix: str) -> Any:
 
 def _value(hint: Any, value: Any, where: str, key: str) -> Any:
     origin, inner = get_origin(hint), get_args(hint)
-    if origin in (types.UnionType, Union):  # something optional that is there
+    if origin in (types.UnionType, Union):  # an optional value that is given
         return _value(inner[0], value, where, key)
     if is_dataclass(hint):
         return _build(hint, value, where, key + ".")
@@ -204,7 +204,7 @@ def _number(kind: Any, bounds: Bounds | None, value: Any, where: str, key: str) 
 
 
 def _check_whole(machine: Machine, where: str) -> None:
-    """What no single number can show: sections that need each other, and peaks below rates."""
+    """Raises unless the sections fit each other, and rates are not above their peaks."""
     compute, memory, links = machine.compute, machine.memory, machine.links
     if (compute.tiling is None) == (compute.saturation is None):
         raise Unsupported(f"{where}: give either compute.tiling or compute.saturation.")

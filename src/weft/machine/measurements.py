@@ -1,4 +1,4 @@
-"""The measurements that come with weft: what `reference/README.md` lists, as rows of text."""
+"""The measurements that come with weft, as rows of text. `reference/README.md` lists them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def names() -> list[str]:
 
 
 def measurements(name: str) -> list[dict[str, str]]:
-    """Rows of `reference/<name>.csv`, by column."""
+    """The rows of `reference/<name>.csv`, by column name."""
     path = _FOLDER / f"{name}.csv"
     if not path.is_file():
         raise Unsupported(f"There are no measurements named {name!r}{nearest(name, names())}.")

@@ -1,4 +1,4 @@
-"""weft inside models: parallel styles for `parallelize_module`, and a pass for `torch.compile`."""
+"""weft in models: parallel styles for `parallelize_module`, and a pass for `torch.compile`."""
 
 from weft.nn.compiling import compile, overlap_pass
 from weft.nn.fsdp import AllGather, gather_by_weft

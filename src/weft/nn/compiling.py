@@ -1,9 +1,9 @@
-"""`weft.compile`, and the pass that it stands on: pairs of collective and product in a graph become
-weft's operators.
+"""`weft.compile` and its graph pass, which replaces pairs of a collective and a product by weft's
+operators.
 
 The pass takes graphs of aten operations with functional collectives, as AOTAutograd makes them: of
-the forward, of the backward, or of both. It looks through views, transposes, chunks and casts by
-following where elements are (layout.py), not by the shape of a pattern.
+the forward, of the backward, or of both. It sees through views, transposes, chunks and casts,
+because it follows where elements are (layout.py) instead of matching a fixed pattern.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch.fx import Graph, GraphModule
 
 from weft.errors import Unsupported
-from weft.nn import gathering, reducing
+from weft.nn import gather_patterns, reduce_patterns
 from weft.nn.report import Report
 from weft.nn.rewrite import sort, split_products
 
@@ -24,14 +24,14 @@ BACKENDS = ("eager", "inductor")
 
 
 def overlap_pass(module: GraphModule | Graph, schedule: str = "auto") -> Report:
-    """Replaces collective + product pairs in a graph, in place, and reports on every one.
+    """Replaces pairs of a collective and a product in a graph, in place, and reports every pair.
 
-    Equals nothing in plain torch: results stay the same, and pairs run as one operator each.
+    Results stay the same; each replaced pair runs as one overlapped operator.
 
     Args:
         module: an FX graph (module) of aten operations whose nodes carry fake values in
             `meta["val"]`, as AOTAutograd gives to its compilers.
-        schedule: of the operators that are put in.
+        schedule: the schedule of the new operators.
     """
     start = time.perf_counter()
     graph = module.graph if isinstance(module, GraphModule) else module
@@ -39,10 +39,13 @@ def overlap_pass(module: GraphModule | Graph, schedule: str = "auto") -> Report:
     graph.eliminate_dead_code()
     split_products(graph)
     for node in list(graph.nodes):
-        if node.target in reducing.COLLECTIVES and node.target not in gathering.COLLECTIVES:
-            reducing.replace(graph, node, schedule, report)
+        if (
+            node.target in reduce_patterns.COLLECTIVES
+            and node.target not in gather_patterns.COLLECTIVES
+        ):
+            reduce_patterns.replace(graph, node, schedule, report)
     for node in list(graph.nodes):
-        if node.target in gathering.COLLECTIVES:
+        if node.target in gather_patterns.COLLECTIVES:
             _replace_moving(graph, node, schedule, report)
     sort(graph)
     graph.lint()
@@ -53,14 +56,15 @@ def overlap_pass(module: GraphModule | Graph, schedule: str = "auto") -> Report:
 
 
 def _replace_moving(graph: Graph, node: Any, schedule: str, report: Report) -> None:
-    """An all-to-all may have products behind it or before it; the first that fits is taken."""
-    if node.target not in reducing.COLLECTIVES:
-        gathering.replace(graph, node, schedule, report)
+    """Replaces an all-to-all and its products. Products after it are tried first, then those
+    before it."""
+    if node.target not in reduce_patterns.COLLECTIVES:
+        gather_patterns.replace(graph, node, schedule, report)
         return
     behind, before = Report(), Report()
-    gathering.replace(graph, node, schedule, behind)
+    gather_patterns.replace(graph, node, schedule, behind)
     if not behind.matches:
-        reducing.replace(graph, node, schedule, before)
+        reduce_patterns.replace(graph, node, schedule, before)
     for tried in (behind, before):
         report.matches += tried.matches
     if not report.matches or not (behind.matches or before.matches):
@@ -77,8 +81,8 @@ def compile(
     reports: list[Report] | None = None,
     **options: Any,
 ) -> Any:
-    """Compiles a model whose collectives are functional (DTensor's are) so that they overlap with
-    the products beside them, in the forward and in the backward.
+    """Compiles a model so that its functional collectives (DTensor's are functional) overlap with
+    the products next to them, in the forward and in the backward.
 
     Equals::
 
@@ -87,9 +91,9 @@ def compile(
     Args:
         model: a module or function.
         schedule: a name such as "adaptive@dma", or "auto".
-        backend: "eager" runs the graphs operator by operator; "inductor" compiles the rest of them,
-            too, and needs a C++ compiler.
-        reports: a list to which the `Report` of every graph is added as it is compiled.
+        backend: "eager" runs the graphs operator by operator; "inductor" also compiles the other
+            operators and needs a C++ compiler.
+        reports: a list to which the `Report` of every compiled graph is appended.
         options: further arguments of `torch.compile`, e.g. fullgraph=True.
     """
     if backend not in BACKENDS:
@@ -128,7 +132,7 @@ def _inductor(schedule: str, reports: list[Report] | None) -> Any:
             return None  # a graph from a cache would have no report
 
     def backend(module: GraphModule, inputs: Any) -> Any:
-        # As an argument it also holds for the backward, which is compiled later.
+        # Passed as an argument, the pass also applies to the backward, which is compiled later.
         patches = {"post_grad_custom_pre_pass": Pass(), "fx_graph_cache": False}
         return compile_fx(module, inputs, config_patches=patches)
 

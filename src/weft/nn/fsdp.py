@@ -1,4 +1,4 @@
-"""FSDP2 on weft's collectives: the gathers of weights, on any process group of one machine."""
+"""FSDP2 with weft's all-gather of weights, on any process group of one machine."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from weft.errors import Unsupported
 
 
 class AllGather:
-    """For `FSDPModule.set_custom_all_gather`: gathers weights by weft's channel.
+    """Gathers weights through weft's channel, for `FSDPModule.set_custom_all_gather`.
 
-    Results are made in symmetric memory, of which every rank's own shard is a part: FSDP copies its
-    shard there anyway, and peers then read it in place.
+    The result is allocated in symmetric memory and contains the rank's own shard. FSDP copies its
+    shard there in any case, and peers then read it in place.
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
@@ -32,7 +32,7 @@ class AllGather:
         sizes = [int(s) for s in size]
         if device.type != "cpu" or math.prod(sizes) * dtype.itemsize < 1 << 16:
             return torch.empty(sizes, dtype=dtype, device=device)
-        return of(self._group).symmetric_empty(sizes, dtype)
+        return of(self._group).memory.empty(sizes, dtype)
 
     def __call__(
         self,
@@ -50,12 +50,12 @@ class AllGather:
 
 
 def gather_by_weft(module: torch.nn.Module, group: dist.ProcessGroup | None = None) -> int:
-    """Lets every part of a module to which `fully_shard` was applied gather its weights by weft, on
-    the process group that it has; gives how many parts there are. Equals, for each of them,
+    """Makes every part of a module to which `fully_shard` was applied gather its weights with weft.
+    Returns the number of parts. Equals, for each of them,
 
         part.set_custom_all_gather(weft.nn.AllGather(group))
 
-    group: the one that weights are sharded over (None: all ranks).
+    group: the process group over which the weights are sharded (None: all ranks).
     """
     parts: list[Any] = [m for m in module.modules() if hasattr(m, "set_custom_all_gather")]
     if not parts:

@@ -1,9 +1,10 @@
-"""Where elements are after views, transposes and chunks: dimensions as lists of named parts.
+"""Layouts: where elements are after views, transposes and chunks. Every dimension is a list of
+named parts.
 
-A tensor [world * a, b, K] that was gathered has the layout [[ranks, a], [b], [K]]. Views regroup
-the parts in order, permutations turn the dimensions, and cutting one dimension into chunks that are
-put side by side along another moves parts between dimensions. Two tensors with the same layout are
-the same tensor, whatever operations made them.
+A gathered tensor [world * a, b, K] has the layout [[ranks, a], [b], [K]]. Views regroup the parts
+in order, permutations reorder the dimensions, and cutting one dimension into chunks that are
+concatenated along another moves parts between dimensions. Two tensors with the same layout are
+equal, whatever operations made them.
 """
 
 from __future__ import annotations
@@ -14,39 +15,39 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Part:
-    """A stretch of an original dimension: that of `name`, cut into `path` pieces from outside in.
-    Each step of the path is (index of the piece, how many there are)."""
+class DimensionPart:
+    """Part of the original dimension `name`. `path` describes how it was cut, from the outside in:
+    each step is (index of the part, number of parts)."""
 
     name: str
     size: int
     path: tuple[int, ...] = ()
 
 
-Dims = tuple[tuple[Part, ...], ...]
+Dims = tuple[tuple[DimensionPart, ...], ...]
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The parts of every dimension, outermost first; parts of size 1 are left out."""
+    """The parts of every dimension, outermost first, without parts of size 1."""
 
     dims: Dims
 
     @classmethod
     def of(cls, *dims: Sequence[tuple[str, int]]) -> Layout:
-        return cls(tuple(tuple(Part(n, s) for n, s in dim if s != 1) for dim in dims))
+        return cls(tuple(tuple(DimensionPart(n, s) for n, s in dim if s != 1) for dim in dims))
 
     @property
-    def flat(self) -> tuple[Part, ...]:
+    def flat(self) -> tuple[DimensionPart, ...]:
         return tuple(part for dim in self.dims for part in dim)
 
     def regrouped(self, shape: Sequence[int]) -> Layout | None:
-        """The layout of a view; None where parts and shape do not fit (a part would be cut into
-        pieces that are no whole number)."""
+        """The layout of a view, or None if the shape does not fit the parts (a part would not be
+        cut evenly)."""
         waiting = list(self.flat)
         dims = []
         for size in shape:
-            dim: list[Part] = []
+            dim: list[DimensionPart] = []
             missing = size
             while missing > 1:
                 if not waiting:
@@ -69,8 +70,8 @@ class Layout:
         return Layout(tuple(self.dims[i] for i in order))
 
     def rechunked(self, source: int, count: int, target: int) -> Layout | None:
-        """The layout after a dimension is cut into `count` chunks that are put side by side along
-        another."""
+        """The layout after the dimension `source` is cut into `count` chunks, and these are
+        concatenated along `target`."""
         leading = self.leading(source, count)
         if leading is None:
             return None
@@ -80,9 +81,11 @@ class Layout:
         dims[target] = (*chunks, *dims[target])
         return Layout(tuple(join(dim) for dim in dims))
 
-    def leading(self, dim: int, count: int) -> tuple[tuple[Part, ...], tuple[Part, ...]] | None:
-        """The first parts of a dimension, `count` in all, and the others."""
-        taken: list[Part] = []
+    def leading(
+        self, dim: int, count: int
+    ) -> tuple[tuple[DimensionPart, ...], tuple[DimensionPart, ...]] | None:
+        """The first parts of a dimension, of `count` elements in total, and the other parts."""
+        taken: list[DimensionPart] = []
         waiting = list(self.dims[dim])
         while count > 1:
             if not waiting:
@@ -104,19 +107,19 @@ class Layout:
         return math.prod(part.size for part in self.dims[dim])
 
 
-def _cut(part: Part, outer: int) -> tuple[Part, Part] | None:
-    """A part as an outer and an inner one."""
+def _cut(part: DimensionPart, outer: int) -> tuple[DimensionPart, DimensionPart] | None:
+    """Cuts a part into an outer and an inner part."""
     if part.size % outer:
         return None
     inner = part.size // outer
-    return Part(part.name, outer, (*part.path, 0, inner)), Part(
+    return DimensionPart(part.name, outer, (*part.path, 0, inner)), DimensionPart(
         part.name, inner, (*part.path, 1, outer)
     )
 
 
-def join(parts: Sequence[Part]) -> tuple[Part, ...]:
-    """Pieces that were cut apart and lie side by side again are the part they came from."""
-    result: list[Part] = []
+def join(parts: Sequence[DimensionPart]) -> tuple[DimensionPart, ...]:
+    """Joins adjacent parts that were cut from the same part."""
+    result: list[DimensionPart] = []
     for part in parts:
         while result and (whole := _whole(result[-1], part)) is not None:
             result.pop()
@@ -125,10 +128,10 @@ def join(parts: Sequence[Part]) -> tuple[Part, ...]:
     return tuple(result)
 
 
-def _whole(left: Part, right: Part) -> Part | None:
+def _whole(left: DimensionPart, right: DimensionPart) -> DimensionPart | None:
     if left.name != right.name or not left.path or not right.path:
         return None
     same = left.path[:-2] == right.path[:-2]
     if same and left.path[-2:] == (0, right.size) and right.path[-2:] == (1, left.size):
-        return Part(left.name, left.size * right.size, left.path[:-2])
+        return DimensionPart(left.name, left.size * right.size, left.path[:-2])
     return None

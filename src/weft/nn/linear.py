@@ -1,7 +1,7 @@
-"""Products of sharded linear layers, forward and backward, each with its communication inside.
+"""Products of sharded linear layers, forward and backward, overlapped with their communication.
 
-They differ from the bare operators in what they keep for the backward: the gathered input, as
-torch's styles do, so that no byte is sent a second time.
+Unlike the operators of `weft`, they keep the gathered input for the backward, as torch's styles do,
+so that it is not sent a second time.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import torch
 import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
-from weft.ops.common import as_rows
+from weft.ops.operands import as_rows
 
 
 def gathered_linear(
     x: torch.Tensor, weights: list[torch.Tensor], dim: int, group: str, schedule: str
 ) -> tuple[torch.Tensor, ...]:
-    """all_gather(x, dim) @ w.t() for every w [N, K]; the ranks hold shards of x along `dim`."""
+    """all_gather(x, dim) @ w.t() for every w [N, K]. Ranks hold shards of x along `dim`."""
     results: tuple[torch.Tensor, ...]
     results = _Gathered.apply(x, dim, group, schedule, *weights)  # type: ignore[no-untyped-call]
     return results
@@ -27,14 +27,14 @@ def gathered_linear(
 def replicated_linear(
     x: torch.Tensor, weights: list[torch.Tensor], group: str, schedule: str
 ) -> tuple[torch.Tensor, ...]:
-    """x @ w.t() for every w; all ranks hold the same x, so its gradient is summed over them."""
+    """x @ w.t() for every w. All ranks hold the same x, so its gradient is summed over ranks."""
     results: tuple[torch.Tensor, ...]
     results = _Replicated.apply(x, group, schedule, *weights)  # type: ignore[no-untyped-call]
     return results
 
 
 def shared_bias(bias: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """A bias that all ranks hold and each adds to its own rows: gradients are summed over ranks."""
+    """A bias that every rank adds to its own rows. Its gradient is summed over ranks."""
     result: torch.Tensor = _SharedBias.apply(bias, group)  # type: ignore[no-untyped-call]
     return result
 
@@ -108,5 +108,5 @@ class _SharedBias(torch.autograd.Function):
 
 
 def _joined(parts: Any, dim: int) -> torch.Tensor:
-    """The sum of products is one product of what lies side by side."""
+    """Concatenates operands, so that a sum of products becomes one product."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim)

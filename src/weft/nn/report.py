@@ -1,4 +1,4 @@
-"""What the pass did to a graph: every pair that it replaced, and every one that it could not."""
+"""The report of the pass for one graph: the pairs that it replaced, and those that it could not."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Match:
-    """A pair that became one operator. `nodes` are the names of the collective and the products."""
+    """A pair that was replaced by one operator. `nodes` names the collective and the products."""
 
     operator: str
     nodes: tuple[str, ...]
@@ -21,7 +21,7 @@ class Match:
 
 @dataclass(frozen=True)
 class NearMiss:
-    """A collective or a product beside one that stayed as it was, and why."""
+    """A collective, or a product next to one, that was not replaced, and the reason."""
 
     node: str
     reason: str

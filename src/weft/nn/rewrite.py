@@ -1,4 +1,4 @@
-"""Small steps on graphs: new nodes with their fake values, groups, order."""
+"""Helpers for graph rewrites: new nodes with their fake values, groups, and the order of nodes."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from torch.fx.node import map_arg
 
 from weft import fabric as fabrics
 from weft.errors import Error
-from weft.nn.trace import aten, fixed, value
-from weft.ops.common import resolve_group
+from weft.nn.following import aten, fixed, value
+from weft.ops.operands import resolve_group
 
 
 def call(graph: Graph, target: Any, *args: Any, **kwargs: Any) -> Node:
-    """A new node, where the graph inserts at the moment, with its fake value."""
+    """Inserts a new node, with its fake value, at the graph's current insertion point."""
     node = graph.call_function(target, args, kwargs)
     refresh(node)
     return node
 
 
 def refresh(node: Node) -> None:
-    """Computes the fake value of a node anew."""
+    """Recomputes the fake value of a node."""
     args, kwargs = map_arg((node.args, node.kwargs), value)
     node.meta["val"] = node.target(*args, **kwargs)  # type: ignore[operator]
 
@@ -37,7 +37,7 @@ def item(graph: Graph, node: Node, index: int) -> Node:
 
 
 def shaped(graph: Graph, node: Node, shape: Sequence[int]) -> Node:
-    """A node in another shape, with its elements in the same order."""
+    """Reshapes a node; its elements keep their order."""
     if list(value(node).shape) == list(shape):
         return node
     return call(graph, aten.reshape.default, node, list(shape))
@@ -54,8 +54,8 @@ def joined(graph: Graph, nodes: Sequence[Node], dim: int) -> Node:
 
 
 def split_products(graph: Graph) -> None:
-    """Writes linear layers, and products of more than two dimensions, as products of two: graphs
-    that were made before autograd still have them."""
+    """Rewrites linear layers, and products of more than two dimensions, as 2-D products. Graphs
+    traced before autograd still contain them."""
     for node in list(graph.nodes):
         if node.target not in (aten.linear.default, aten.matmul.default) or not fixed(node):
             continue
@@ -77,7 +77,7 @@ def split_products(graph: Graph) -> None:
 
 
 def depends(node: Node, on: set[Node]) -> bool:
-    """Whether a node is made from any of others."""
+    """Whether a node depends on any of the others."""
     seen: set[Node] = set()
     waiting = [node]
     while waiting:
@@ -91,7 +91,7 @@ def depends(node: Node, on: set[Node]) -> bool:
 
 
 def group_of(argument: object) -> tuple[str, str | None]:
-    """The name of a collective's group, and why weft cannot use it, if so."""
+    """The name of a collective's group, and the reason if weft cannot use it."""
     if isinstance(argument, dist.ProcessGroup):
         argument = argument.group_name
     if not isinstance(argument, str):
@@ -104,7 +104,7 @@ def group_of(argument: object) -> tuple[str, str | None]:
 
 
 def prune(graph: Graph, *nodes: Node) -> None:
-    """Removes nodes that nothing uses any more, and what was made for them alone."""
+    """Removes nodes that nothing uses any more, and the inputs that only they used."""
     waiting = list(nodes)
     while waiting:
         node = waiting.pop()
@@ -115,7 +115,7 @@ def prune(graph: Graph, *nodes: Node) -> None:
 
 
 def sort(graph: Graph) -> None:
-    """Puts every node behind its inputs, and leaves the order otherwise as it is."""
+    """Moves every node behind its inputs, and keeps the order otherwise."""
     order: list[Node] = []
     placed: set[Node] = set()
     for first in list(graph.nodes):

@@ -1,8 +1,8 @@
 """Parallel styles for `parallelize_module`: torch's own plans, with overlapped linear layers.
 
-Parameters are sharded as torch's styles shard them (they stay DTensors), inputs and outputs have
-the same layouts and gradients the same values; only the collective and the product beside it become
-one operator:
+Parameters are sharded as in torch's styles (they stay DTensors). Inputs and outputs have the same
+layouts, and gradients the same values. Only the collective and the product next to it become one
+operator:
 
     ColwiseParallel   input Shard(d)     all_gather_matmul      backward: matmul_reduce_scatter
                       input Replicate    a local product        backward: matmul_all_reduce
@@ -28,21 +28,22 @@ from torch.distributed.tensor.placement_types import Placement
 
 from weft.errors import Unsupported
 from weft.nn.linear import gathered_linear, replicated_linear, shared_bias
-from weft.ops.common import group_name
+from weft.ops.operands import group_name
 from weft.schedule import Schedule
 
 
 class ColwiseParallel(plain.ColwiseParallel):
-    """`torch.distributed.tensor.parallel.ColwiseParallel` whose linear layers overlap.
+    """`torch.distributed.tensor.parallel.ColwiseParallel` with overlapped linear layers.
 
-    With input_layouts=Shard(d), where d is not the last dimension, equals, with the weight's rows
-    and the bias of this rank::
+    With input_layouts=Shard(d), where d is not the last dimension, and with this rank's rows of the
+    weight and its bias, equals::
 
         x = all_gather(x_shard, dim=d)
         y = torch.nn.functional.linear(x, weight, bias)
 
-    and without, where all ranks hold x, the second line; the sum over ranks of its gradient is
-    overlapped. nn.Embedding, and layouts that need other steps, are handed on to torch.
+    With input_layouts=Replicate(), where all ranks hold x, equals the second line, and the sum of
+    its gradient over ranks is overlapped. nn.Embedding, and layouts that need other steps, are left
+    to torch.
 
     Args:
         input_layouts, output_layouts, use_local_output: as torch's.
@@ -71,7 +72,7 @@ class ColwiseParallel(plain.ColwiseParallel):
         return module
 
     def multiply(self, linears: list[nn.Linear], x: Any, mesh: DeviceMesh) -> list[Any]:
-        """The results of linear layers that share one input."""
+        """The results of linear layers with the same input."""
         local, layout = _local(x, mesh, self.input_layouts[0])
         weights = [_own(linear.weight) for linear in linears]
         name = group_name(mesh.get_group())
@@ -93,13 +94,13 @@ class ColwiseParallel(plain.ColwiseParallel):
 
 
 class ColwiseTogether(ParallelStyle):
-    """Applied to the module that holds them: linear layers that get the same input (wq, wk, wv of
-    an attention; w1, w3 of a gated MLP) gather it once, and its gradient is scattered once.
+    """Gathers the input of several linear layers once (wq, wk, wv of an attention; w1, w3 of a
+    gated MLP), and scatters its gradient once. Applied to the module that holds the layers.
 
-    Equals a `PrepareModuleInput` that gathers, and `ColwiseParallel` for every layer. The first of
-    the layers that is called multiplies for all; the others, called with the same tensor, take
-    their results. A model that is compiled must not change that tensor in place between them;
-    otherwise the change is seen, and the product made anew.
+    Equals a `PrepareModuleInput` that gathers, and `ColwiseParallel` for every layer. The first
+    layer that is called multiplies for all; the others, called with the same tensor, return their
+    results. If the tensor was changed in place in between, the product is computed again. A
+    compiled model must not change it, because that cannot be detected there.
 
     Args:
         names: the layers, as attributes of the module.
@@ -145,7 +146,7 @@ def _share_input(style: ColwiseParallel, linears: list[nn.Linear], mesh: DeviceM
 
 @dataclass(frozen=True)
 class _Applied:
-    """A style on a mesh: one for a module and all its copies."""
+    """A style on a mesh, shared by a module and all its copies."""
 
     style: Any
     mesh: DeviceMesh
@@ -155,7 +156,7 @@ class _Applied:
 
 
 class _Together:
-    """Results made for all layers at once, until each has taken its own."""
+    """Holds the results that were computed for all layers, until each has returned its own."""
 
     def __init__(self, applied: _Applied, linears: list[nn.Linear]) -> None:
         self._applied, self._linears = applied, linears
@@ -164,7 +165,7 @@ class _Together:
         self._results: dict[int, Any] = {}
 
     def take(self, index: int, input: torch.Tensor) -> Any:
-        # In a graph that is being made, a version is a symbol that nothing can be compared with.
+        # During compilation a version is a symbol, which cannot be compared.
         version = 0 if torch.compiler.is_compiling() else input._version
         known = input is self._input and version == self._version and index in self._results
         if not known:
@@ -178,14 +179,14 @@ class _Together:
 
 
 class RowwiseParallel(plain.RowwiseParallel):
-    """`torch.distributed.tensor.parallel.RowwiseParallel` whose linear layers overlap.
+    """`torch.distributed.tensor.parallel.RowwiseParallel` with overlapped linear layers.
 
-    Equals, with the weight's columns of this rank::
+    Equals, with this rank's columns of the weight::
 
         y = all_reduce(x_shard @ weight.t()) + bias                   # output_layouts=Replicate()
         y = reduce_scatter(x_shard @ weight.t(), dim=d) + bias        # output_layouts=Shard(d)
 
-    nn.Embedding, and layouts that need other steps, are handed on to torch.
+    nn.Embedding, and layouts that need other steps, are left to torch.
 
     Args:
         input_layouts, output_layouts, use_local_output: as torch's.
@@ -252,7 +253,7 @@ def _own(parameter: Any) -> torch.Tensor:
 
 
 def _local(x: Any, mesh: DeviceMesh, layout: Placement) -> tuple[torch.Tensor, Placement]:
-    """This rank's part of an input, and what part it is; a DTensor knows that by itself."""
+    """This rank's part of an input, and its placement. A DTensor brings its own placement."""
     if not isinstance(x, DTensor):
         return x, layout
     if isinstance(x.placements[0], Partial):
@@ -271,7 +272,7 @@ def _redistributed(
 def _result(
     y: torch.Tensor, mesh: DeviceMesh, made: Placement, wanted: Placement, local: bool
 ) -> Any:
-    """y, which is `made`, as it is wanted: in another layout, as a DTensor or as a plain tensor."""
+    """Converts y from the layout `made` to `wanted`, as a DTensor or a plain tensor."""
     if isinstance(wanted, Shard) and wanted.dim < 0:
         wanted = Shard(wanted.dim + y.dim())
     if made == wanted and local:
@@ -283,8 +284,8 @@ def _result(
 
 
 def _chunk_rows(size: int, group: dist.ProcessGroup) -> int | None:
-    """How many rows of a dimension DTensor leaves this rank: those of `chunk`, where that differs
-    from weft's own split."""
+    """The number of rows that DTensor gives this rank (as `chunk` does), or None if all ranks have
+    the same number, which is then also weft's split."""
     world, rank = dist.get_world_size(group), dist.get_rank(group)
     if size % world == 0:
         return None

@@ -1,5 +1,5 @@
-"""PyTorch's own fused operators on CPU groups, where PyTorch has none: `torch.ops.symm_mem.*`
-carried out by weft."""
+"""PyTorch's fused operators (`torch.ops.symm_mem.*`) on CPU groups, implemented by weft. PyTorch
+has no CPU implementation of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _users = 0
 
 
 class SymmMemCompat:
-    """The routing, from when it is made until `undo()` or the end of its `with` block."""
+    """Routes the operators to weft until `undo()` or the end of its `with` block."""
 
     def __init__(self) -> None:
         global _users
@@ -22,7 +22,7 @@ class SymmMemCompat:
             _route()
 
     def undo(self) -> None:
-        """Ends the routing, unless another one is still on; a second time does nothing."""
+        """Ends the routing, unless another one is still active. A second call does nothing."""
         global _library, _users
         if not self._active:
             return
@@ -47,7 +47,7 @@ class SymmMemCompat:
 def symm_mem_compat() -> SymmMemCompat:
     """Routes PyTorch's fused operators to weft for CPU tensors, with gradients, in this process.
 
-    Inside, equal::
+    While it is active, these are equal::
 
         torch.ops.symm_mem.fused_all_gather_matmul(A, Bs, gather_dim, group_name)
         weft.all_gather_matmul(A, Bs, gather_dim=gather_dim, return_gathered=True)
@@ -56,7 +56,7 @@ def symm_mem_compat() -> SymmMemCompat:
         weft.matmul_reduce_scatter(A, B, scatter_dim=scatter_dim)
 
     Returns:
-        an object with `undo()`, to be used as a context manager where that is wanted.
+        an object with `undo()`, which is also a context manager.
     """
     return SymmMemCompat()
 
@@ -70,7 +70,7 @@ def _route() -> None:
         ("fused_all_gather_matmul", _all_gather_matmul),
         ("fused_matmul_reduce_scatter", _matmul_reduce_scatter),
     ):
-        # As a composite of weft's operators they have weft's gradients, too.
+        # A composite of weft's operators also has their gradients.
         _library.impl(name, function, "CompositeImplicitAutograd")  # type: ignore[no-untyped-call]
 
 

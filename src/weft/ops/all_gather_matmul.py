@@ -3,42 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
-from typing import Any, NamedTuple, overload
+from typing import Any, overload
 
 import torch
 import torch.distributed as dist
 
-from weft import fabric as fabrics
 from weft.errors import Mismatch, Unsupported
-from weft.fabric import HostFabric
+from weft.fabric.proposal import Proposal
 from weft.operation import is_split
 from weft.ops import gather_contract as _gather_contract  # noqa: F401 - its operator is used
-from weft.ops.common import (
+from weft.ops.operands import (
     as_rows,
     as_shaped,
     check_dim,
     check_group_rank,
     check_operands,
     check_out,
-    chosen_item,
-    decide,
-    define,
     dispatched,
     dtype_name,
     group_name,
     num_rows,
-    requested,
     resized,
     resolve_group,
 )
+from weft.ops.operator import Bound, Operator, register, run, session_for
 from weft.plan.all_gather_matmul import AllGatherMatmul
-from weft.plan.tasks import Plannable
-from weft.run.call import Tensors, carry_out, refuse
-from weft.run.proposal import Proposal
+from weft.run.call import Tensors
+from weft.run.session import Session
 from weft.schedule import Schedule
 
-NAME = "all_gather_matmul"
 BESIDE = "the shape of x_shard beside gather_dim and K"
 
 
@@ -77,7 +70,8 @@ def all_gather_matmul(
     gather_dim: int = 0,
     shard_rows: Sequence[int] | None = None,
 ) -> Any:
-    """Gathers x over the ranks of a group and multiplies it by w, the one hidden behind the other.
+    """Gathers x over the ranks of a group and multiplies it by w; the communication overlaps the
+    matmul.
 
     Equals, for shards of equal size::
 
@@ -117,135 +111,83 @@ def all_gather_matmul(
         )
     else:
         outs = None if out is None else list(out) if several else [out]
-        gathered, ys = _run(
-            x_shard,
-            weights,  # type: ignore[arg-type]
-            gather_dim,
-            group,
-            return_gathered,
+        gathered, ys = run(
+            OPERATOR,
+            session_for(group, x_shard),
             schedule,
+            x_shard,
+            weights,
+            gather_dim,
+            return_gathered,
             shard_rows,
-            outs,  # type: ignore[arg-type]
+            outs,
         )
     y = ys if several else ys[0]
     return (y, gathered) if return_gathered else y
 
 
-def _run(
+def _bind(
+    session: Session,
     x_shard: torch.Tensor,
     weights: list[torch.Tensor],
     gather_dim: int,
-    group: dist.ProcessGroup | None,
     return_gathered: bool,
-    schedule: str | Schedule,
     shard_rows: Sequence[int] | None,
     outs: list[torch.Tensor] | None,
-) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
-    fabric = fabrics.of(group)
-    try:
-        decision = requested(schedule)
-        check_operands("x_shard", x_shard, weights)
-        gather_dim = check_dim("gather_dim", gather_dim, x_shard)
-        x, inner = as_rows(x_shard, gather_dim)
-        x = x.contiguous()
-        if outs is not None:
-            _check_outs(outs, weights, x_shard)
-        sizes = _sizes(fabric, x, weights, inner, return_gathered, shard_rows, outs)
-    except Exception as error:
-        refuse(fabric, NAME, error)
-        raise
-    if decision is None:
-        decision = decide(fabric, NAME, sizes, lambda: _expected(sizes, fabric.world))
-    try:
-        proposal = _proposal(sizes, decision.said, decision.told)
-    except Exception as error:
-        refuse(fabric, NAME, error)
-        raise
-    inputs = {"x": x, **{f"w{i}": weight for i, weight in enumerate(weights)}}
+) -> Bound:
+    fabric = session.fabric
+    check_operands("x_shard", x_shard, weights)
+    dim = check_dim("gather_dim", gather_dim, x_shard)
+    x, inner = as_rows(x_shard, dim)
+    x = x.contiguous()
+    rows, k = x.shape
+    dtype = dtype_name(x.dtype)
+    columns = tuple([w.shape[1] for w in weights])
+    out_rows = None
+    if outs is not None:
+        _check_outs(outs, weights, x_shard)
+        out_rows = tuple(out.shape[0] for out in outs)
+    declared = None
+    if shard_rows is not None:
+        one = num_rows(inner)
+        declared = tuple(int(n) * one for n in shard_rows)
+        check_group_rank("shard_rows", declared, fabric.world, fabric.rank, rows)
 
-    def outputs(operation: Plannable, rank: int) -> Tensors:
-        assert isinstance(operation, AllGatherMatmul)
+    def expected() -> AllGatherMatmul:
+        # A size that the caller leaves open (below 0) may be any; this rank's is the best guess.
+        world = fabric.world
+        every = tuple(n if n >= 0 else rows for n in declared or (rows,) * world)
+        return AllGatherMatmul(every, (columns,) * world, k, dtype, return_gathered)
+
+    def outputs(operation: Any) -> Tensors:
         made: Tensors = {}
-        for i, weight in enumerate(weights):
-            shape = (operation.m, weight.shape[1])
-            made[f"y{i}"] = x.new_empty(shape) if outs is None else outs[i]
-        if operation.gathered:
-            made["gathered"] = x.new_empty(operation.m, operation.k)
+        for i, n in enumerate(columns):
+            made[f"y{i}"] = x.new_empty((operation.m, n)) if outs is None else outs[i]
+        if return_gathered:
+            made["gathered"] = x.new_empty((operation.m, k))
         return made
 
-    results = carry_out(
-        fabric,
-        proposal,
-        decision.schedule,
-        decision.why,
-        inputs,
-        ("x",),
-        _combine,
-        outputs,
-        observe=decision.observe,
-    )
-    gathered = as_shaped(results["gathered"], x_shard, gather_dim) if return_gathered else None
-    if outs is not None:
-        return gathered, outs
-    return gathered, [as_shaped(results[f"y{i}"], x_shard, gather_dim) for i in range(len(weights))]
+    def result(made: Tensors) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
+        gathered = as_shaped(made["gathered"], x_shard, dim) if return_gathered else None
+        if outs is not None:
+            return gathered, outs
+        return gathered, [as_shaped(made[f"y{i}"], x_shard, dim) for i in range(len(columns))]
 
-
-class _Sizes(NamedTuple):
-    """All that a call's plan depends on, as this rank sees it."""
-
-    rows: int
-    columns: tuple[int, ...]
-    out_rows: tuple[int, ...] | None
-    k: int
-    dtype: torch.dtype
-    gathered: bool
-    inner: tuple[int, ...]
-    declared: tuple[int, ...] | None
-
-
-def _sizes(
-    fabric: HostFabric,
-    x: torch.Tensor,
-    weights: list[torch.Tensor],
-    inner: tuple[int, ...],
-    gathered: bool,
-    shard_rows: Sequence[int] | None,
-    outs: list[torch.Tensor] | None,
-) -> _Sizes:
-    rows_of_one = num_rows(inner)
-    declared = None if shard_rows is None else tuple(int(n) * rows_of_one for n in shard_rows)
-    if declared is not None:
-        check_group_rank("shard_rows", declared, fabric.world, fabric.rank, x.shape[0])
-    columns = tuple(w.shape[1] for w in weights)
-    out_rows = None if outs is None else tuple(out.shape[0] for out in outs)
-    return _Sizes(x.shape[0], columns, out_rows, x.shape[1], x.dtype, gathered, inner, declared)
-
-
-def _expected(sizes: _Sizes, world: int) -> AllGatherMatmul:
-    """The operation if peers have the sizes of this rank: near enough to choose a schedule by."""
-    # A size that the caller leaves open (below 0) may be any; this rank's is the best guess.
-    rows = tuple(n if n >= 0 else sizes.rows for n in sizes.declared or (sizes.rows,) * world)
-    columns = (sizes.columns,) * world
-    return AllGatherMatmul(rows, columns, sizes.k, dtype_name(sizes.dtype), sizes.gathered)
-
-
-@lru_cache(maxsize=4096)
-def _proposal(sizes: _Sizes, schedule: str, told: tuple[str, str] | None) -> Proposal:
     same = (
-        ("K", sizes.k),
-        ("dtype", dtype_name(sizes.dtype)),
-        ("the number of w", len(sizes.columns)),
-        ("the schedule", schedule),
-        ("return_gathered", sizes.gathered),
-        (BESIDE, sizes.inner),
-        ("shard_rows", sizes.declared),
+        ("K", k),
+        ("dtype", dtype),
+        ("the number of w", len(columns)),
+        ("return_gathered", return_gathered),
+        (BESIDE, inner),
+        ("shard_rows", declared),
     )
-    own = (("rows", sizes.rows), ("columns", sizes.columns), ("out", sizes.out_rows))
-    return Proposal(NAME, same, (*own, *chosen_item(told))).checked()
+    own = (("rows", rows), ("columns", columns), ("out", out_rows))
+    inputs = {"x": x, **{f"w{i}": weight for i, weight in enumerate(weights)}}
+    key = (rows, columns, k, dtype, return_gathered, inner, declared, out_rows)
+    return Bound(same, own, key, expected, inputs, result, ("x",), outputs)
 
 
 def _combine(proposals: Sequence[Proposal]) -> AllGatherMatmul:
-    """The operation that the proposals of all ranks make together."""
     same = dict(proposals[0].same)
     own = [dict(p.own) for p in proposals]
     rows = tuple(o["rows"] for o in own)
@@ -292,8 +234,9 @@ def _kernel(
     schedule: str = "auto",
     shard_rows: Sequence[int] | None = None,
 ) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
-    gathered, ys = _run(
-        a_shard, list(bs), gather_dim, resolve_group(group), return_A, schedule, shard_rows, None
+    session, weights = session_for(resolve_group(group), a_shard), list(bs)
+    gathered, ys = run(
+        OPERATOR, session, schedule, a_shard, weights, gather_dim, return_A, shard_rows, None
     )
     # A graph needs every result in the layout that the fake kernel promised.
     return None if gathered is None else gathered.contiguous(), [y.contiguous() for y in ys]
@@ -350,11 +293,17 @@ def _backward(ctx: Any, gathered: torch.Tensor | None, ys: list[torch.Tensor]) -
     return dx, dws, None, None
 
 
-define(
-    "all_gather_matmul(Tensor A_shard, Tensor[] Bs, int gather_dim, str group_name, *, "
-    'bool return_A=False, str schedule="auto", int[]? shard_rows=None) -> (Tensor?, Tensor[])',
-    _kernel,
-    _fake,
-    _backward,
-    _setup_context,
+OPERATOR = register(
+    Operator(
+        name="all_gather_matmul",
+        operation=AllGatherMatmul,
+        bind=_bind,
+        combine=_combine,
+        schema="all_gather_matmul(Tensor A_shard, Tensor[] Bs, int gather_dim, str group_name, *, "
+        'bool return_A=False, str schedule="auto", int[]? shard_rows=None) -> (Tensor?, Tensor[])',
+        kernel=_kernel,
+        fake=_fake,
+        setup_context=_setup_context,
+        backward=_backward,
+    )
 )

@@ -8,34 +8,29 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from weft import fabric as fabrics
+from weft.fabric.proposal import Proposal
 from weft.ops import gather_contract as _gather_contract  # noqa: F401 - its operator is used
-from weft.ops.common import (
+from weft.ops.operands import (
     as_rows,
     as_shaped,
     bucket_of,
     check_operands,
     check_out,
     check_splits,
-    chosen_item,
-    decide,
-    define,
     dispatched,
     dtype_name,
     group_name,
     match_splits,
     num_rows,
-    requested,
     resized,
     resolve_group,
 )
+from weft.ops.operator import Bound, Operator, register, run, session_for
 from weft.plan.all_to_all_matmul import AllToAllMatmul
 from weft.plan.tasks import Plannable
-from weft.run.call import Tensors, carry_out, refuse
-from weft.run.proposal import Proposal, proposal_of
+from weft.run.call import Tensors
+from weft.run.session import Session
 from weft.schedule import Schedule
-
-NAME = "all_to_all_matmul"
 
 
 def all_to_all_matmul(
@@ -49,8 +44,8 @@ def all_to_all_matmul(
     out: torch.Tensor | None = None,
     return_gathered: bool = False,
 ) -> Any:
-    """Sends rows of x to the ranks they are for and multiplies what arrives by w, the one hidden
-    behind the other: what an MoE layer does before its experts (dispatch).
+    """Sends rows of x to the ranks they are for and multiplies what arrives by w; the communication
+    overlaps the matmul. This is what an MoE layer does before its experts (dispatch).
 
     Equals::
 
@@ -85,85 +80,66 @@ def all_to_all_matmul(
             schedule=str(schedule),
         )
     else:
-        received, y = _run(x, w, in_splits, out_splits, group, return_gathered, schedule, out)
+        session = session_for(group, x)
+        received, y = run(
+            OPERATOR, session, schedule, x, w, in_splits, out_splits, return_gathered, out
+        )
     return (y, received) if return_gathered else y
 
 
-def _run(
+def _bind(
+    session: Session,
     x: torch.Tensor,
     w: torch.Tensor,
     in_splits: Sequence[int],
     out_splits: Sequence[int],
-    group: dist.ProcessGroup | None,
     return_gathered: bool,
-    schedule: str | Schedule,
     out: torch.Tensor | None,
-) -> tuple[torch.Tensor | None, torch.Tensor]:
-    fabric = fabrics.of(group)
-    try:
-        decision = requested(schedule)
-        check_operands("x", x, [w])
-        rows, inner = as_rows(x, 0)
-        one = num_rows(inner)
-        sent = check_splits("in_splits", in_splits, fabric.world, rows.shape[0], one)
-        taken = check_splits("out_splits", out_splits, fabric.world, -1, one)
-        m, n = sum(taken), w.shape[1]
-        if out is not None:
-            check_out("out", out, x, [w], n, m)
-        k, dtype = rows.shape[1], dtype_name(x.dtype)
-    except Exception as error:
-        refuse(fabric, NAME, error)
-        raise
-    if decision is None:
-        key = (*bucket_of(m, max(taken)), n, k, dtype, return_gathered)
-        decision = decide(
-            fabric, NAME, key, lambda: _expected(taken, n, k, dtype, return_gathered), m
-        )
-    try:
-        same = (
-            ("K", k),
-            ("dtype", dtype),
-            ("the schedule", decision.said),
-            ("the shape of x beside its rows and K", inner),
-            ("return_gathered", return_gathered),
-        )
-        own = (("columns", n), ("splits", (sent, taken)), *chosen_item(decision.told))
-        proposal = proposal_of(NAME, same, own)
-    except Exception as error:
-        refuse(fabric, NAME, error)
-        raise
+) -> Bound:
+    world = session.fabric.world
+    check_operands("x", x, [w])
+    rows, inner = as_rows(x, 0)
+    one = num_rows(inner)
+    sent = check_splits("in_splits", in_splits, world, rows.shape[0], one)
+    taken = check_splits("out_splits", out_splits, world, -1, one)
+    m, n, k, dtype = sum(taken), w.shape[1], rows.shape[1], dtype_name(x.dtype)
+    if out is not None:
+        check_out("out", out, x, [w], n, m)
 
-    def outputs(operation: Plannable, rank: int) -> Tensors:
+    def expected() -> AllToAllMatmul:
+        splits = tuple((rows,) * world for rows in taken)
+        return AllToAllMatmul(splits, ((n,),) * world, k, dtype, return_gathered)
+
+    def outputs(operation: Plannable) -> Tensors:
         made = {"y0": x.new_empty(m, n) if out is None else out}
         if return_gathered:
-            made["gathered"] = x.new_empty(m, rows.shape[1])
+            made["gathered"] = x.new_empty(m, k)
         return made
 
-    inputs = {"x": rows.contiguous(), "w0": w}
-    results = carry_out(
-        fabric,
-        proposal,
-        decision.schedule,
-        decision.why,
-        inputs,
-        ("x",),
-        _combine,
-        outputs,
-        observe=decision.observe,
+    def result(made: Tensors) -> tuple[torch.Tensor | None, torch.Tensor]:
+        received = as_shaped(made["gathered"], x, 0) if return_gathered else None
+        return received, as_shaped(made["y0"], x, 0)
+
+    same = (
+        ("K", k),
+        ("dtype", dtype),
+        ("the shape of x beside its rows and K", inner),
+        ("return_gathered", return_gathered),
     )
-    received = as_shaped(results["gathered"], x, 0) if return_gathered else None
-    return received, as_shaped(results["y0"], x, 0)
-
-
-def _expected(taken: tuple[int, ...], n: int, k: int, dtype: str, gathered: bool) -> AllToAllMatmul:
-    """The operation if all ranks take what this rank takes: near enough to choose a schedule by."""
-    world = len(taken)
-    splits = tuple((rows,) * world for rows in taken)
-    return AllToAllMatmul(splits, ((n,),) * world, k, dtype, gathered)
+    return Bound(
+        same,
+        (("columns", n), ("splits", (sent, taken))),
+        (*bucket_of(m, max(taken)), n, k, dtype, return_gathered),
+        expected,
+        {"x": rows.contiguous(), "w0": w},
+        result,
+        ("x",),
+        outputs,
+        work=m,
+    )
 
 
 def _combine(proposals: Sequence[Proposal]) -> AllToAllMatmul:
-    """The operation that the proposals of all ranks make together."""
     same = dict(proposals[0].same)
     own = [dict(p.own) for p in proposals]
     splits = match_splits([o["splits"] for o in own])
@@ -181,8 +157,11 @@ def _kernel(
     return_A: bool = False,  # noqa: N803 - as in all_gather_matmul
     schedule: str = "auto",
 ) -> tuple[torch.Tensor | None, torch.Tensor]:
-    found = resolve_group(group)
-    return _run(a, b, in_splits, out_splits, found, return_A, schedule, None)
+    session = session_for(resolve_group(group), a)
+    made: tuple[torch.Tensor | None, torch.Tensor] = run(
+        OPERATOR, session, schedule, a, b, in_splits, out_splits, return_A, None
+    )
+    return made
 
 
 def _fake(
@@ -229,11 +208,17 @@ def _backward(ctx: Any, received: torch.Tensor | None, dy: torch.Tensor) -> tupl
     return dx, dw, None, None, None
 
 
-define(
-    "all_to_all_matmul(Tensor A, Tensor B, int[] in_splits, int[] out_splits, str group_name, *, "
-    'bool return_A=False, str schedule="auto") -> (Tensor?, Tensor)',
-    _kernel,
-    _fake,
-    _backward,
-    _setup_context,
+OPERATOR = register(
+    Operator(
+        name="all_to_all_matmul",
+        operation=AllToAllMatmul,
+        bind=_bind,
+        combine=_combine,
+        schema="all_to_all_matmul(Tensor A, Tensor B, int[] in_splits, int[] out_splits, "
+        'str group_name, *, bool return_A=False, str schedule="auto") -> (Tensor?, Tensor)',
+        kernel=_kernel,
+        fake=_fake,
+        setup_context=_setup_context,
+        backward=_backward,
+    )
 )

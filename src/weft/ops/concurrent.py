@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from weft import fabric as fabrics
 from weft.errors import Unsupported
-from weft.ops.common import check_operands, check_out, dtype_name
+from weft.fabric.proposal import Proposal
+from weft.ops.operands import check_operands, check_out, dtype_name
+from weft.ops.operator import Bound, Operator, register, run, session_for
 from weft.plan.concurrent import COLLECTIVES, Collective, Concurrent
-from weft.plan.tasks import Plannable
-from weft.run.call import Tensors, carry_out, check_tensor, refuse
-from weft.run.proposal import Proposal
+from weft.run.call import Tensors, check_tensor
+from weft.run.session import Session
+from weft.select.decide import Decision
 from weft.strategy import Strategy
-
-NAME = "matmul_beside"
 
 
 def matmul_beside(
@@ -54,44 +54,54 @@ def matmul_beside(
     Returns:
         y [M, N], and what the peers sent, in the order of ranks; a rank's own piece stays in x.
     """
-    fabric = fabrics.of(group)
-    try:
-        chosen = Strategy.parse(strategy) if isinstance(strategy, str) else strategy
-        if not isinstance(chosen, Strategy):
-            raise Unsupported(
-                f"strategy must be a name or a Strategy, not {type(strategy).__name__}"
-            )
-        if collective not in COLLECTIVES:
-            raise Unsupported(f"collective must be {' or '.join(COLLECTIVES)}, not {collective!r}")
-        check_tensor("a", a, (2,))
-        check_operands("a", a, [b])
-        check_tensor("x", x, (2,))
-        if x.dtype != a.dtype:
-            raise Unsupported(f"x is {x.dtype} and a is {a.dtype}; cast one to the other's dtype")
-        if out is not None:
-            check_out("out", out, a, [b], b.shape[1], a.shape[0], "a")
-        same = (
-            ("M, N, K", (a.shape[0], b.shape[1], a.shape[1])),
-            ("dtype", dtype_name(a.dtype)),
-            ("the collective", collective),
-            ("the columns of x", x.shape[1]),
-            ("the strategy", chosen.name),
-        )
-        proposal = Proposal(NAME, same, (("rows", x.shape[0]),)).checked()
-    except Exception as error:
-        refuse(fabric, NAME, error)
-        raise
+    made: tuple[torch.Tensor, torch.Tensor] = run(
+        OPERATOR, session_for(group, a), strategy, a, b, x, collective, out
+    )
+    return made
 
-    def outputs(operation: Plannable, rank: int) -> Tensors:
-        assert isinstance(operation, Concurrent)
+
+def _bind(
+    session: Session,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    x: torch.Tensor,
+    collective: Collective,
+    out: torch.Tensor | None,
+) -> Bound:
+    if collective not in COLLECTIVES:
+        raise Unsupported(f"collective must be {' or '.join(COLLECTIVES)}, not {collective!r}")
+    check_tensor("a", a, (2,))
+    check_operands("a", a, [b])
+    check_tensor("x", x, (2,))
+    if x.dtype != a.dtype:
+        raise Unsupported(f"x is {x.dtype} and a is {a.dtype}; cast one to the other's dtype")
+    if out is not None:
+        check_out("out", out, a, [b], b.shape[1], a.shape[0], "a")
+    sizes, dtype = (a.shape[0], b.shape[1], a.shape[1]), dtype_name(a.dtype)
+    rank, world = session.fabric.rank, session.fabric.world
+
+    def outputs(operation: Any) -> Tensors:
         return {
             "c": a.new_empty(operation.m, operation.n) if out is None else out,
             "received": x.new_empty(operation.num_received(rank), operation.columns),
         }
 
-    inputs = {"a": a, "b": b, "x": x.contiguous()}
-    results = carry_out(fabric, proposal, chosen, "asked for", inputs, ("x",), _combine, outputs)
-    return results["c"], results["received"]
+    same = (
+        ("M, N, K", sizes),
+        ("dtype", dtype),
+        ("the collective", collective),
+        ("the columns of x", x.shape[1]),
+    )
+    return Bound(
+        same,
+        (("rows", x.shape[0]),),
+        same,
+        lambda: Concurrent(*sizes, collective, (x.shape[0],) * world, x.shape[1], dtype),
+        {"a": a, "b": b, "x": x.contiguous()},
+        lambda results: (results["c"], results["received"]),
+        ("x",),
+        outputs,
+    )
 
 
 def _combine(proposals: Sequence[Proposal]) -> Concurrent:
@@ -102,3 +112,15 @@ def _combine(proposals: Sequence[Proposal]) -> Concurrent:
     return Concurrent(
         m, n, k, same["the collective"], rows, same["the columns of x"], same["dtype"]
     )
+
+
+def _asked(strategy: object) -> Decision:
+    chosen = Strategy.parse(strategy) if isinstance(strategy, str) else strategy
+    if not isinstance(chosen, Strategy):
+        raise Unsupported(f"strategy must be a name or a Strategy, not {type(strategy).__name__}")
+    return Decision(chosen.name, chosen.name, chosen, "asked for")
+
+
+OPERATOR = register(
+    Operator(name="matmul_beside", operation=Concurrent, bind=_bind, combine=_combine, asked=_asked)
+)

@@ -2,42 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 
-from weft import fabric as fabrics
-from weft.errors import Error, Mismatch, Unsupported
-from weft.fabric import HostFabric
-from weft.fabric.landing import Landing
+from weft.errors import Mismatch, Unsupported
+from weft.fabric.host.bags import Bags
+from weft.fabric.proposal import Proposal
 from weft.operation import split
-from weft.ops.common import (
+from weft.ops.embedding_gradient import gradients
+from weft.ops.operands import (
     DTYPES,
-    define,
     differentiated,
     dispatched,
     dtype_name,
     group_name,
-    requested,
     resolve_group,
 )
-from weft.ops.embedding_gradient import gradients
-from weft.ops.landed import carry_out_landed, in_kernel, landing_for
+from weft.ops.operator import (
+    Bound,
+    Operator,
+    Output,
+    Renew,
+    in_kernel,
+    into,
+    register,
+    run,
+    session_for,
+)
 from weft.plan.embedding_all_to_all import EmbeddingAllToAll
-from weft.run.bags import Bags
-from weft.run.call import check_tensor, refuse
-from weft.run.proposal import Proposal
+from weft.run.call import check_tensor
+from weft.run.session import Session
 from weft.schedule import Schedule
-from weft.select.auto import Decision
+from weft.select.decide import AnySchedule
 
-NAME = "embedding_all_to_all"
 Tables = Sequence[torch.Tensor]
 _NAMES = {name: dtype for dtype, name in DTYPES.items()}
-_SERIAL, _FUSED = Schedule.parse("serial"), Schedule.parse("fused")
-_SLICED = Schedule.parse("hetero-unfused-1d:8")
 
 
 def embedding_all_to_all(
@@ -78,7 +80,7 @@ def embedding_all_to_all(
         per_sample_weights: for every table what each row is multiplied by; for "sum" only.
         sparse: whether gradients of tables are sparse tensors.
         group: a torch.distributed group; None is all ranks.
-        schedule: a name such as "serial@dma", a `Schedule`, or "auto", which is "fused", and
+        schedule: a name such as "serial@dma", a `Schedule`, or "auto", which is "in-kernel", and
             between machines "hetero-unfused-1d:8": slices of the batch leave as they are ready.
         out: where to put y; if it is in shared memory (`weft.symmetric_empty`), peers store there.
 
@@ -94,8 +96,9 @@ def embedding_all_to_all(
     if anchored is not None:
         tables, indices, offsets = anchored
     listed = [*_listed(tables), *_listed(indices), *_listed(offsets), *(weights or [])]
+    y: torch.Tensor
     if dispatched(listed, out) and listed:
-        y: torch.Tensor = torch.ops.weft.embedding_all_to_all(
+        y = torch.ops.weft.embedding_all_to_all(
             list(tables),
             list(indices),
             list(offsets),
@@ -106,7 +109,9 @@ def embedding_all_to_all(
             schedule=str(schedule),
         )
         return y
-    return _run(tables, indices, offsets, mode, weights, group, schedule, out)
+    session = session_for(group, tables[0] if anchored is None and tables else None)
+    y = run(OPERATOR, session, schedule, tables, indices, offsets, mode, weights, out)
+    return y
 
 
 def _listed(tensors: object) -> list[Any]:
@@ -122,77 +127,65 @@ def _anchored(tables: Tables, out: object) -> tuple[Tables, Tables, Tables] | No
     return [torch.empty(0, 0, requires_grad=True)], [nothing], [nothing]
 
 
-class _Renew(Error):
-    """The ranks agree, but one had not known how large its result is; now it does."""
+class _Sizes(dict[Any, tuple[int, int, str]]):
+    """(bags, columns, dtype) over all ranks, as the last call with such tables had them.
+
+    Headers carry the address of a rank's result, so its size must be known before the ranks have
+    met: it is that of the last such call. If that is wrong on any rank, all of them see it in the
+    same headers, and call again.
+    """
 
 
-_known: WeakKeyDictionary[HostFabric, dict[object, tuple[int, int, str]]] = WeakKeyDictionary()
-"""(bags, columns, dtype) over all ranks that a call with such tables had the last time."""
-
-
-def _run(
+def _bind(
+    session: Session,
     tables: Tables,
     indices: Tables,
     offsets: Tables,
     mode: str,
     weights: Tables | None,
-    group: dist.ProcessGroup | None,
-    schedule: str | Schedule,
     out: torch.Tensor | None,
-) -> torch.Tensor:
-    """One call. The result of a rank lies where its header says, so its size must be known before
-    the ranks have met: it is that of the last such call. If that turns out wrong on any rank, all
-    of them see it in the same headers, and call again."""
-    fabric = fabrics.of(group)
-    known = _known.setdefault(fabric, {})
-    for _ in range(3):
-        landing: Landing | None = None
+) -> Bound:
+    fabric = session.fabric
+    world, known = fabric.world, session.part(_Sizes, lambda _: _Sizes())
+    bags = _checked(tables, indices, offsets, mode, weights)
+    own, dtype = [t.shape[1] for t in tables], _dtype(tables)
+    count = max((o.shape[0] for o in offsets), default=0)
+    local = ("dims", _runs(own)), ("bags", count if any(own) else -1), ("dtype", dtype)
+    # Peers may have as many columns; where `out` must fit, nothing is taken for granted.
+    guess = (count, world * sum(own)) if out is None else (0, 0)
+    size = known.get(local, (*guess, dtype or "float32"))
+    rows = split(size[0], world)[fabric.rank]
+    shape, result = (rows, size[1]), _NAMES[size[2]]
+    sure = local in known
+    _check_out(out, shape if sure else None, size[2], [*tables, *(weights or [])])
+
+    def workspaces(schedule: AnySchedule | None) -> Mapping[str, int]:
+        if in_kernel(fabric, schedule):
+            return {}
+        return {"partial": size[0] * sum(own) * result.itemsize}
+
+    def combine(proposals: Sequence[Proposal]) -> EmbeddingAllToAll:
         try:
-            decision = requested(schedule) or _in_kernel(fabric)
-            bags = _checked(tables, indices, offsets, mode, weights)
-            own, dtype = [t.shape[1] for t in tables], _dtype(tables)
-            count = max((o.shape[0] for o in offsets), default=0)
-            local = ("dims", _runs(own)), ("bags", count if any(own) else -1), ("dtype", dtype)
-            # Peers may have as many columns; where `out` must fit, nothing is taken for granted.
-            guess = (count, fabric.world * sum(own)) if out is None else (0, 0)
-            size = known.get(local, (*guess, dtype or "float32"))
-            rows = split(size[0], fabric.world)[fabric.rank]
-            shape = (rows, size[1]) if local in known else None
-            _check_out(out, shape, size[2], [*tables, *(weights or [])])
-            direct = in_kernel(fabric, decision)
-            spaces: dict[str, int] = {}
-            if direct:
-                into = None if shape is None else out
-                landing = landing_for(fabric, (rows, size[1]), _NAMES[size[2]], into)
-            elif fabric.world > 1:
-                spaces["partial"] = size[0] * sum(own) * _NAMES[size[2]].itemsize
-            same = (("mode", mode), ("the schedule", decision.said))
-            proposal = Proposal(NAME, same, (*local, ("known", size))).checked()
-        except Exception as error:
-            refuse(fabric, NAME, error)
+            return _combine(proposals)
+        except Renew as renewed:
+            known[local] = renewed.args[0]
             raise
 
-        inputs = {"bags": cast(torch.Tensor, bags)}  # read by lookups only, which know what it is
-        shape, result = (rows, size[1]), _NAMES[size[2]]
-        try:
-            y = carry_out_landed(
-                fabric, proposal, decision, inputs, _combine, spaces, landing, shape, result, out
-            )
-        except _Renew as renewed:
-            known[local] = renewed.args[0]
-            continue
+    def finish(results: Mapping[str, torch.Tensor]) -> torch.Tensor:
         known[local] = size
-        return y
-    raise AssertionError("sizes that all ranks know cannot be unknown again")
+        return into(out, results["y"])
 
-
-def _in_kernel(fabric: HostFabric) -> Decision:
-    """What `auto` is: there is nothing to choose."""
-    if fabric.world == 1:
-        return Decision(_SERIAL.name, _SERIAL, "there is one rank")
-    if fabric.network:
-        return Decision(_SLICED.name, _SLICED, "slices cross the network as they are looked up")
-    return Decision(_FUSED.name, _FUSED, "pooled rows are stored where they are needed")
+    return Bound(
+        (("mode", mode),),
+        (*local, ("known", size)),
+        (),
+        lambda: EmbeddingAllToAll(split(count, world), (sum(own),) * world),
+        {"bags": cast(torch.Tensor, bags)},  # read by lookups only, which know what it is
+        finish,
+        stored=Output(shape, result, out if sure else None),
+        workspaces=workspaces,
+        combine=combine,
+    )
 
 
 def _combine(proposals: Sequence[Proposal]) -> EmbeddingAllToAll:
@@ -215,7 +208,7 @@ def _combine(proposals: Sequence[Proposal]) -> EmbeddingAllToAll:
     bags, dtype = found.get("bags", (0, 0))[1], found.get("dtype", (0, "float32"))[1]
     size = (bags, sum(columns), dtype)
     if any(said["known"] != size for said in own):
-        raise _Renew(size)
+        raise Renew(size)
     return EmbeddingAllToAll(split(bags, len(own)), columns, dtype=dtype, tables=tables)
 
 
@@ -316,8 +309,9 @@ def _kernel(
     sparse: bool = False,
     schedule: str = "auto",
 ) -> torch.Tensor:
-    given = weights or None
-    return _run(tables, indices, offsets, mode, given, resolve_group(group), schedule, None)
+    session, given = session_for(resolve_group(group), tables[0]), weights or None
+    y: torch.Tensor = run(OPERATOR, session, schedule, tables, indices, offsets, mode, given, None)
+    return y
 
 
 def _fake(
@@ -363,12 +357,18 @@ def _backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
     return for_tables, nothing, nothing, None, for_weights, None
 
 
-define(
-    "embedding_all_to_all(Tensor[] tables, Tensor[] indices, Tensor[] offsets, str mode, "
-    "Tensor[] per_sample_weights, str group_name, *, bool sparse=False, "
-    'str schedule="auto") -> Tensor',
-    _kernel,
-    _fake,
-    _backward,
-    _setup_context,
+OPERATOR = register(
+    Operator(
+        name="embedding_all_to_all",
+        operation=EmbeddingAllToAll,
+        bind=_bind,
+        combine=_combine,
+        schema="embedding_all_to_all(Tensor[] tables, Tensor[] indices, Tensor[] offsets, "
+        "str mode, Tensor[] per_sample_weights, str group_name, *, bool sparse=False, "
+        'str schedule="auto") -> Tensor',
+        kernel=_kernel,
+        fake=_fake,
+        setup_context=_setup_context,
+        backward=_backward,
+    )
 )

@@ -4,18 +4,19 @@ bags (`torch.ops.weft.embedding_gradient`), and from that those of tables and we
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
-from weft import fabric as fabrics
-from weft.ops.common import define, dtype_name, resolve_group
+from weft.fabric.proposal import Proposal
+from weft.ops.operands import dtype_name, resolve_group
+from weft.ops.operator import Bound, Operator, register, run, session_for
 from weft.plan.embedding_gradient import EmbeddingGradient
-from weft.plan.tasks import Plannable
-from weft.run.call import Tensors, carry_out, check_tensor, refuse
-from weft.run.proposal import Proposal
+from weft.run.call import Tensors, check_tensor
+from weft.run.session import Session
 from weft.schedule import Schedule
+from weft.select.decide import Decision
 
-NAME = "embedding_gradient"
 Tensorlist = Sequence[torch.Tensor]
 Gradients = list[torch.Tensor | None]
 
@@ -68,26 +69,32 @@ def _table(
     return total.index_add_(0, index, rows.float()).to(table.dtype)
 
 
-def _kernel(dy: torch.Tensor, columns: int, group: str) -> torch.Tensor:
-    fabric = fabrics.of(resolve_group(group))
-    schedule = Schedule.parse("serial")
-    try:
-        check_tensor("dy", dy, (2,))
-        dy = dy.contiguous()
-        same = (("columns of dY", dy.shape[1]), ("dtype", dtype_name(dy.dtype)))
-        own = (("bags", dy.shape[0]), ("columns", columns))
-        proposal = Proposal(NAME, same, own).checked()
-    except Exception as error:
-        refuse(fabric, NAME, error)
-        raise
+def _bind(session: Session, dy: torch.Tensor, columns: int) -> Bound:
+    check_tensor("dy", dy, (2,))
+    dy = dy.contiguous()
+    dtype, world = dtype_name(dy.dtype), session.fabric.world
+    same = (("columns of dY", dy.shape[1]), ("dtype", dtype))
+    own = (("bags", dy.shape[0]), ("columns", columns))
 
-    def outputs(operation: Plannable, rank: int) -> Tensors:
-        assert isinstance(operation, EmbeddingGradient)
+    def outputs(operation: Any) -> Tensors:
         return {"dp": dy.new_empty(sum(operation.batch), columns)}
 
-    why = "columns of the gradient go back to where their tables are"
-    inputs = {"dy": dy}
-    return carry_out(fabric, proposal, schedule, why, inputs, ("dy",), _combine, outputs)["dp"]
+    return Bound(
+        same,
+        own,
+        (*same, *own),
+        lambda: EmbeddingGradient((dy.shape[0],) * world, (columns,) * world, dtype),
+        {"dy": dy},
+        lambda results: results["dp"],
+        ("dy",),
+        outputs,
+    )
+
+
+def _kernel(dy: torch.Tensor, columns: int, group: str) -> torch.Tensor:
+    session = session_for(resolve_group(group), dy)
+    dp: torch.Tensor = run(OPERATOR, session, None, dy, columns)
+    return dp
 
 
 def _combine(proposals: Sequence[Proposal]) -> EmbeddingGradient:
@@ -101,8 +108,23 @@ def _fake(dy: torch.Tensor, columns: int, group: str) -> torch.Tensor:
     return dy.new_empty(torch.library.get_ctx().new_dynamic_size(), columns)
 
 
-define(
-    "embedding_gradient(Tensor dy, int columns, str group_name) -> Tensor",
-    _kernel,
-    _fake,
+_SERIAL = Schedule.parse("serial")
+_ALWAYS = Decision(
+    _SERIAL.name,
+    _SERIAL.name,
+    _SERIAL,
+    "columns of the gradient go back to where their tables are",
+)
+
+OPERATOR = register(
+    Operator(
+        name="embedding_gradient",
+        operation=EmbeddingGradient,
+        bind=_bind,
+        combine=_combine,
+        schema="embedding_gradient(Tensor dy, int columns, str group_name) -> Tensor",
+        kernel=_kernel,
+        fake=_fake,
+        asked=lambda schedule: _ALWAYS,
+    )
 )

@@ -1,44 +1,50 @@
-"""The fused path of `matmul_all_reduce`: what it needs besides that of the other schedules.
+"""The short way of `matmul_all_reduce` for few rows, as in decoding.
 
-With few rows the product is bound by reading w. Blocks of it leave as they are made, the owner of a
-block adds what all ranks made of it, in the order of ranks, and stores the sum into everyone's y.
+With few rows the time goes into reading w. Blocks of the product leave as they are made; the owner
+of a block adds what all ranks made of it, in the order of ranks, and stores the sum into everyone's
+y. A call that is like an earlier one is one native step (`fabric.interface.Repeat`).
 """
 
 from __future__ import annotations
 
 import os
+import time
+from typing import NamedTuple
 
 import torch
 
 from weft.errors import Unsupported
-from weft.fabric import HostFabric, _native
-from weft.fabric.landing import Landing
-from weft.ops.common import DTYPES, differentiated
-from weft.ops.landed import landing_for
-from weft.ops.packing import packed
+from weft.fabric.interface import PeerOutput, Repeat
+from weft.ops.operands import DTYPES, differentiated
+from weft.ops.operator import into
 from weft.plan.matmul_all_reduce import FEW_ROWS
 from weft.run import record
-from weft.run.proposal import Proposal
-from weft.run.repeat import known_of, repeat
+from weft.run.call import Request, layout
+from weft.run.session import Runner, Session
 from weft.schedule import Schedule
-from weft.select.auto import AUTO, Decision
-
-_FUSED = Schedule.parse("fused")
+from weft.select.decide import AUTO, AnySchedule
+from weft.timeline import Timeline
 
 NARROW = (torch.bfloat16, torch.float16, torch.int8)
-"""What a weight may be kept in, beside the dtype of x."""
+"""The dtypes that a weight may have beside that of x."""
+
+_NOTHING = Timeline(())
 
 
-def few_rows(fabric: HostFabric, m: int, dtype: torch.dtype) -> Decision | None:
-    """What `auto` is for an all-reduce of few rows; None where there is a choice to make."""
-    if fabric.network or fabric.world == 1 or m > FEW_ROWS or dtype == torch.float64:
-        return None
-    why = f"{m} rows: reading w is all, and blocks leave as they are made"
-    return Decision(_FUSED.name, _FUSED, why)
+class Known(NamedTuple):
+    """All of a call but its operands."""
+
+    runner: Runner
+    repeat: Repeat
+    why: str
+    workspaces: dict[str, int]
+    shape: tuple[int, ...]
+    """Of the result."""
 
 
 def check_weight(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor | None) -> None:
-    """That w may be multiplied with x as it is: of x's dtype, or narrower, with a scale if int8."""
+    """Raises unless w may be multiplied with x as it is: of x's dtype, or narrower, with a scale if
+    it is int8."""
     if w.dtype == x.dtype and scale is None:
         return
     if x.dtype not in DTYPES or x.dtype == torch.float64:
@@ -61,9 +67,23 @@ def check_weight(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor | None) -
             )
 
 
+def prepared(
+    schedule: AnySchedule | None,
+    x: torch.Tensor,
+    w: torch.Tensor,
+    scale: torch.Tensor | None,
+    m: int,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """w as a schedule wants it: the kernel for few rows takes it in its own dtype, with its scale;
+    all others take it in the dtype of x."""
+    inside = isinstance(schedule, Schedule) and schedule.fusion == "kernel"
+    if inside and m <= FEW_ROWS and x.dtype != torch.float64:
+        return w, None if scale is None else scale.contiguous()
+    return widened(x, w, scale), None
+
+
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _NAMED = (str, Schedule)
-_MOST_KNOWN = 1024
 
 Arguments = tuple[object, ...]
 
@@ -76,8 +96,8 @@ def arguments_of(
     out: object,
     scale: object,
 ) -> Arguments | None:
-    """All that decides how a product is made, but for where its operands are: calls in which these
-    are equal are alike. None where they need a closer look."""
+    """All that decides how a product is made, except the addresses of its operands: calls in which
+    these are equal are alike. None if the arguments must be checked one by one."""
     if type(x) not in _PLAIN or type(w) not in _PLAIN or record.active is not None:
         return None
     a: torch.Tensor = x  # type: ignore[assignment]
@@ -85,7 +105,7 @@ def arguments_of(
     if not (a.is_cpu and b.is_cpu and isinstance(schedule, _NAMED) and isinstance(reduce_op, str)):
         return None
     named = None
-    if schedule == AUTO and _native.is_set("WEFT_SCHEDULE"):
+    if schedule == AUTO and "WEFT_SCHEDULE" in os.environ:
         named = os.environ["WEFT_SCHEDULE"]
     shapes = (a.shape, a.stride(), a.dtype, b.shape, b.stride(), b.dtype)
     both = (shapes, reduce_op, schedule, named)
@@ -102,73 +122,56 @@ def _more_arguments(
             return None
     if out is not None and differentiated([*inputs, out]):
         return None
-    options = [None if optional is None else _layout(optional) for optional in (out, scale)]
+    options = [None if optional is None else layout(optional) for optional in (out, scale)]
     return (*both, *options)
 
 
-def _layout(tensor: object) -> Arguments:
-    t: torch.Tensor = tensor  # type: ignore[assignment]
-    return t.shape, t.stride(), t.dtype
-
-
 def remember(
-    fabric: HostFabric,
-    arguments: Arguments | None,
-    proposal: Proposal,
-    why: str,
-    inbox: int,
-    x: torch.Tensor,
-    n: int,
+    session: Session, arguments: Arguments | None, request: Request, x: torch.Tensor, n: int
 ) -> None:
-    """Keeps what a call was that has just been made, so that the next one like it is quick."""
-    if arguments is None or 0 in x.shape or n == 0:
+    """Recognises calls like the one that has just been made from now on."""
+    if arguments is None or 0 in x.shape or n == 0 or request.observe is not None:
         return
     if not (x.is_contiguous() or (x.dim() == 2 and x.stride(1) == 1)):
         return
-    k, item = x.shape[-1], x.element_size()
-    pitch = x.stride(0) * item if x.dim() == 2 else k * item
-    runner = fabric.runners.get(proposal.signature)
-    shape = (*x.shape[:-1], n)
-    known = known_of(runner, proposal, why, inbox, shape, x.numel() // k, pitch)
-    if known is not None:
-        if len(fabric.repeats) >= _MOST_KNOWN:
-            fabric.repeats.clear()
-        fabric.repeats[arguments] = known
+    runner = session.runners.get(request.proposal.signature)
+    repeat = None if runner is None else runner.program.repeat(request.proposal)
+    if runner is not None and repeat is not None:
+        shape, workspaces = (*x.shape[:-1], n), dict(request.exposed.workspaces)
+        known = Known(runner, repeat, request.why or runner.why, workspaces, shape)
+        session.remember(arguments, known)
 
 
 def again(
-    fabric: HostFabric,
+    session: Session,
     arguments: Arguments,
     x: torch.Tensor,
     w: torch.Tensor,
     out: torch.Tensor | None,
     scale: torch.Tensor | None,
-) -> torch.Tensor | Landing | None:
-    """The sum, if calls like this one are known; None if not. A landing if the ranks do not mean
-    what they meant the last time: the call has been entered with it, and must be planned anew.
-    The caller holds the lock of the fabric."""
-    known = fabric.repeats.get(arguments)
+) -> torch.Tensor | PeerOutput | None:
+    """The sum, if calls like this one are known; None if not. A `PeerOutput` if the ranks propose
+    another call than the last time: this rank has entered the call with it, and the call must be
+    planned anew. The caller holds the lock of the fabric."""
+    known: Known | None = session.known.get(arguments)
     if known is None:
         return None
+    started = time.perf_counter()
+    memory = session.fabric.memory
     try:
-        kept, place = packed(w)
-        if scale is not None:
-            scale = scale.contiguous()
-        y, at = landing = landing_for(fabric, known.shape, x.dtype, out)
-    except Exception:  # no memory: whoever looks closely finds it too, and tells all ranks
+        output = memory.output(known.shape, x.dtype, out)
+    except Exception:  # no memory: the usual way finds it too, and informs all ranks
         return None
     try:
-        pointer = 0 if scale is None else scale.data_ptr()
-        made = repeat(fabric, known, x.data_ptr(), place, pointer, y.data_ptr(), at)
+        made = known.repeat.run(x, w, scale, known.workspaces, output)
     except BaseException:
-        if fabric.broken is not None:
-            # A peer may still store into it, so it is never used again.
-            fabric.landings.lose(y)
+        if session.fabric.broken is not None:
+            memory.abandon(output)
         raise
-    del kept  # until here, the weight had to stay where it is
     if not made:
-        return landing
-    return y if out is None or out is y else out.copy_(y)
+        return output
+    session.finished(known.runner, known.why, started, _NOTHING)
+    return into(out, output.tensor)
 
 
 def widened(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:

@@ -14,96 +14,64 @@ from collections.abc import Sequence
 
 import torch
 
-from weft import fabric as fabrics
 from weft.errors import Mismatch, Unsupported
-from weft.ops.common import (
+from weft.fabric.proposal import Proposal
+from weft.ops.operands import (
     bucket_of,
     check_splits,
-    chosen_item,
-    decide,
-    define,
     dtype_name,
     match_splits,
-    requested,
     resolve_group,
 )
-from weft.plan.gather_contract import GatherContract
+from weft.ops.operator import Bound, Operator, register, run, session_for
+from weft.plan.gather_contract import GatherContract, refuses
 from weft.plan.tasks import Plannable
-from weft.run.call import Tensors, carry_out, check_tensor, refuse
-from weft.run.proposal import Proposal
-from weft.schedule import Schedule
-from weft.select.auto import Decision
-
-NAME = "gather_contract"
+from weft.run.call import Tensors, check_tensor
+from weft.run.session import Session
+from weft.select.decide import inherited, requested
 
 
-def _kernel(
+def _bind(
+    session: Session,
     a: torch.Tensor,
     ds: list[torch.Tensor],
     in_splits: Sequence[int] | None,
     out_splits: Sequence[int] | None,
-    group: str,
-    *,
-    schedule: str = "auto",
-) -> list[torch.Tensor]:
-    fabric = fabrics.of(resolve_group(group))
-    try:
-        decision = _possible(requested(schedule))
-        splits = _check(fabric.world, a, ds, in_splits, out_splits)
-        columns = tuple(d.shape[1] for d in ds)
-        rows, k, dtype = a.shape[0], a.shape[1], dtype_name(a.dtype)
-    except Exception as error:
-        refuse(fabric, NAME, error)
-        raise
-    if decision is None:
-        taken = (rows,) * fabric.world if splits is None else splits[1]
-        sizes = (rows,) if splits is None else bucket_of(sum(taken), max(taken))
-        key = (sizes, columns, k, dtype)
-        decision = decide(
-            fabric, NAME, key, lambda: _expected(taken, columns, k, dtype), sum(taken)
-        )
-    try:
-        same = (
-            ("K", k),
-            ("dtype", dtype),
-            ("the number of d", len(ds)),
-            ("whether rows are split", splits is not None),
-            ("the schedule", decision.said),
-        )
-        gathered = ds[0].shape[0] if ds else 0
-        own = (("rows", rows), ("gathered", gathered), ("columns", columns), ("splits", splits))
-        proposal = Proposal(NAME, same, (*own, *chosen_item(decision.told))).checked()
-    except Exception as error:
-        refuse(fabric, NAME, error)
-        raise
-    inputs = {"x": a.contiguous(), **{f"d{i}": d for i, d in enumerate(ds)}}
+) -> Bound:
+    world = session.fabric.world
+    splits = _check(world, a, ds, in_splits, out_splits)
+    columns = tuple(d.shape[1] for d in ds)
+    rows, k, dtype = a.shape[0], a.shape[1], dtype_name(a.dtype)
+    taken = (rows,) * world if splits is None else splits[1]
 
-    def outputs(operation: Plannable, rank: int) -> Tensors:
-        return {f"g{i}": a.new_empty(a.shape[1], d.shape[1]) for i, d in enumerate(ds)}
+    def expected() -> GatherContract:
+        spans = tuple((0, rows) for rows in taken)
+        return GatherContract(taken, (spans,) * world, k, (columns,) * world, dtype)
 
-    results = carry_out(
-        fabric,
-        proposal,
-        decision.schedule,
-        decision.why,
-        inputs,
-        ("x",),
-        _combine,
-        outputs,
-        observe=decision.observe,
+    def outputs(operation: Plannable) -> Tensors:
+        return {f"g{i}": a.new_empty(k, n) for i, n in enumerate(columns)}
+
+    same = (
+        ("K", k),
+        ("dtype", dtype),
+        ("the number of d", len(ds)),
+        ("whether rows are split", splits is not None),
     )
-    return [results[f"g{i}"] for i in range(len(ds))]
-
-
-def _possible(decision: Decision | None) -> Decision | None:
-    """What was asked for, or the schedule nearest to it that can add in a fixed order."""
-    if decision is None or decision.schedule is None:
-        return decision
-    schedule = decision.schedule
-    if schedule.serial or (schedule.fusion == "unfused" and schedule.cut == "rows"):
-        return decision
-    nearest = Schedule.parse("hetero-unfused-1d").with_engine(schedule.engine)
-    return decision._replace(said=nearest.name, schedule=nearest)
+    gathered = ds[0].shape[0] if ds else 0
+    own = (("rows", rows), ("gathered", gathered), ("columns", columns), ("splits", splits))
+    sizes = (rows,) if splits is None else bucket_of(sum(taken), max(taken))
+    inputs = {"x": a.contiguous(), **{f"d{i}": d for i, d in enumerate(ds)}}
+    return Bound(
+        same,
+        own,
+        (sizes, columns, k, dtype),
+        expected,
+        inputs,
+        lambda made: [made[f"g{i}"] for i in range(len(ds))],
+        ("x",),
+        outputs,
+        work=sum(taken),
+    )
 
 
 def _check(
@@ -128,15 +96,6 @@ def _check(
     )
 
 
-def _expected(
-    taken: tuple[int, ...], columns: tuple[int, ...], k: int, dtype: str
-) -> GatherContract:
-    """The operation if all ranks take what this rank takes: near enough to choose a schedule by."""
-    world = len(taken)
-    spans = tuple((0, rows) for rows in taken)
-    return GatherContract(taken, (spans,) * world, k, (columns,) * world, dtype)
-
-
 def _combine(proposals: Sequence[Proposal]) -> GatherContract:
     same = dict(proposals[0].same)
     own = [dict(p.own) for p in proposals]
@@ -159,6 +118,20 @@ def _combine(proposals: Sequence[Proposal]) -> GatherContract:
     return GatherContract(rows, taken, same["K"], columns, same["dtype"])
 
 
+def _kernel(
+    a: torch.Tensor,
+    ds: list[torch.Tensor],
+    in_splits: Sequence[int] | None,
+    out_splits: Sequence[int] | None,
+    group: str,
+    *,
+    schedule: str = "auto",
+) -> list[torch.Tensor]:
+    session = session_for(resolve_group(group), a)
+    made: list[torch.Tensor] = run(OPERATOR, session, schedule, a, ds, in_splits, out_splits)
+    return made
+
+
 def _fake(
     a: torch.Tensor,
     ds: list[torch.Tensor],
@@ -171,9 +144,16 @@ def _fake(
     return [a.new_empty(a.shape[1], d.shape[1]) for d in ds]
 
 
-define(
-    "gather_contract(Tensor A, Tensor[] Ds, int[]? in_splits, int[]? out_splits, str group_name, "
-    '*, str schedule="auto") -> Tensor[]',
-    _kernel,
-    _fake,
+OPERATOR = register(
+    Operator(
+        name="gather_contract",
+        operation=GatherContract,
+        bind=_bind,
+        combine=_combine,
+        schema="gather_contract(Tensor A, Tensor[] Ds, int[]? in_splits, int[]? out_splits, "
+        'str group_name, *, str schedule="auto") -> Tensor[]',
+        kernel=_kernel,
+        fake=_fake,
+        asked=lambda schedule: inherited(requested(schedule), refuses),
+    )
 )

@@ -7,12 +7,30 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from weft.ops.common import as_rows, define, dispatched, group_name, resized, resolve_group
-from weft.ops.few_rows import widened
-from weft.ops.summing import summed
+from weft.ops.few_rows import (
+    Arguments,
+    again,
+    arguments_of,
+    check_weight,
+    prepared,
+    remember,
+    widened,
+)
+from weft.ops.matmul_sum import bind_sum, combine_sum
+from weft.ops.operands import (
+    DTYPES,
+    as_rows,
+    dispatched,
+    group_name,
+    resized,
+    resolve_group,
+)
+from weft.ops.operator import Bound, Operator, register, run, session_for
+from weft.plan.matmul_all_reduce import MatmulAllReduce
+from weft.run.call import Tensors
+from weft.run.session import Session
 from weft.schedule import Schedule
-
-NAME = "matmul_all_reduce"
+from weft.select.decide import AnySchedule
 
 
 def matmul_all_reduce(
@@ -46,10 +64,11 @@ def matmul_all_reduce(
         reduce_op: "sum" or "avg".
         scale: [N] in float32, what the columns of w are to be multiplied by; int8 needs it.
 
-    Up to 32 rows, "auto" is `fused`: one kernel in which blocks of y leave as they are made, the
-    owner of a block adds them and stores the sum into everyone's y, on any link. It likes w with
-    its columns side by side, as `linear.weight.t()` has them; another w is packed so at its second
-    call, and the pack is kept while w is there and not written to (WEFT_PREPACK=0: never).
+    Up to 32 rows, "auto" is `in-kernel`: one kernel in which blocks of y leave as they are made.
+    The owner of a block adds them and stores the sum into everyone's y, on any link. The kernel is
+    fastest for w with contiguous columns, as `linear.weight.t()` has them. Another w is packed so
+    at its second call, and the pack is kept as long as w lives and is not written to
+    (WEFT_PREPACK=0: never).
 
     Returns:
         y: the sum, [M, N], on every rank.
@@ -65,7 +84,54 @@ def matmul_all_reduce(
             x, w, reduce_op, group_name(group), scale, schedule=str(schedule)
         )
         return y
-    return summed(NAME, x, w, 0, reduce_op, group, schedule, None, out, scale)
+    return _run(session_for(group, x), x, w, reduce_op, schedule, out, scale)
+
+
+def _run(
+    session: Session,
+    x: torch.Tensor,
+    w: torch.Tensor,
+    reduce_op: str,
+    schedule: str | Schedule,
+    out: torch.Tensor | None,
+    scale: torch.Tensor | None,
+) -> torch.Tensor:
+    with session.fabric.lock:
+        arguments = arguments_of(x, w, reduce_op, schedule, out, scale)
+        made = None if arguments is None else again(session, arguments, x, w, out, scale)
+        if isinstance(made, torch.Tensor):
+            return made.div_(session.fabric.world) if reduce_op == "avg" else made
+        y: torch.Tensor = run(
+            OPERATOR, session, schedule, x, w, reduce_op, out, scale, arguments, output=made
+        )
+        return y
+
+
+def _bind(
+    session: Session,
+    x: torch.Tensor,
+    w: torch.Tensor,
+    reduce_op: str,
+    out: torch.Tensor | None,
+    scale: torch.Tensor | None,
+    arguments: Arguments | None,
+) -> Bound:
+    both = isinstance(x, torch.Tensor) and isinstance(w, torch.Tensor)
+    if both and w.dim() == 2 and w.is_cpu and x.is_cpu and x.dtype in DTYPES:
+        check_weight(x, w, scale)
+    bound = bind_sum(MatmulAllReduce, session, x, w, 0, reduce_op, None, out, any_weight=True)
+    m, adapt = bound.inputs["x"].shape[0], bound.adapt
+    assert adapt is not None
+
+    def prepare(schedule: AnySchedule | None, inputs: Tensors) -> Tensors:
+        weight, scales = prepared(schedule, x, w, scale, m)
+        made = {**adapt(schedule, inputs), "w": weight}
+        return made if scales is None else {**made, "scale": scales}
+
+    return bound._replace(
+        adapt=prepare,
+        after=lambda request: remember(session, arguments, request, x, w.shape[1]),
+    )
 
 
 def _kernel(
@@ -77,7 +143,8 @@ def _kernel(
     *,
     schedule: str = "auto",
 ) -> torch.Tensor:
-    return summed(NAME, a, b, 0, reduce_op, resolve_group(group), schedule, None, None, scale)
+    session = session_for(resolve_group(group), a)
+    return _run(session, a, b, reduce_op, schedule, None, scale)
 
 
 def _fake(
@@ -112,11 +179,17 @@ def _backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
     return dx, dw, None, None, None
 
 
-define(
-    "matmul_all_reduce(Tensor A, Tensor B, str reduce_op, str group_name, "
-    'Tensor? scale=None, *, str schedule="auto") -> Tensor',
-    _kernel,
-    _fake,
-    _backward,
-    _setup_context,
+OPERATOR = register(
+    Operator(
+        name="matmul_all_reduce",
+        operation=MatmulAllReduce,
+        bind=_bind,
+        combine=combine_sum,
+        schema="matmul_all_reduce(Tensor A, Tensor B, str reduce_op, str group_name, "
+        'Tensor? scale=None, *, str schedule="auto") -> Tensor',
+        kernel=_kernel,
+        fake=_fake,
+        setup_context=_setup_context,
+        backward=_backward,
+    )
 )

@@ -2,43 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from weft import fabric as fabrics
-from weft.fabric import HostFabric
-from weft.fabric.landing import Landing
-from weft.ops.common import (
+from weft.fabric.proposal import Proposal
+from weft.ops.operands import (
     as_rows,
     as_shaped,
     bucket_of,
     check_operands,
     check_out,
     check_splits,
-    chosen_item,
-    decide,
-    define,
     dispatched,
     dtype_name,
     group_name,
     match_splits,
     num_rows,
-    requested,
     resized,
     resolve_group,
-    spaces_of,
+    shared_workspaces,
 )
-from weft.ops.landed import carry_out_landed, in_kernel, landing_for
+from weft.ops.operator import (
+    Bound,
+    Operator,
+    Output,
+    in_kernel,
+    into,
+    register,
+    run,
+    session_for,
+)
 from weft.plan.matmul_all_to_all import MatmulAllToAll
-from weft.run.call import refuse
-from weft.run.proposal import Proposal, proposal_of
+from weft.run.session import Session
 from weft.schedule import Schedule
-from weft.select.auto import Decision
-
-NAME = "matmul_all_to_all"
+from weft.select.decide import AnySchedule, for_gradient
+from weft.strategy import Strategy
 
 
 def matmul_all_to_all(
@@ -51,8 +52,8 @@ def matmul_all_to_all(
     schedule: str | Schedule = "auto",
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Multiplies x by w and sends rows of the product to the ranks they are for, chunks leaving as
-    they are made: what an MoE layer does after its experts (combine).
+    """Multiplies x by w and sends rows of the product to the ranks they are for; chunks leave as
+    they are made. This is what an MoE layer does after its experts (combine).
 
     Equals::
 
@@ -75,85 +76,56 @@ def matmul_all_to_all(
     The backward is overlapped as well: `all_to_all_matmul` for x, whose received rows also give the
     gradient of w. A bias is added outside: `y + bias`.
     """
+    y: torch.Tensor
     if dispatched([x, w], out, [in_splits, out_splits]):
-        y: torch.Tensor = torch.ops.weft.matmul_all_to_all(
+        y = torch.ops.weft.matmul_all_to_all(
             x, w, in_splits, out_splits, group_name(group), schedule=str(schedule)
         )
         return y
-    return _run(x, w, in_splits, out_splits, group, schedule, out)
+    y = run(OPERATOR, session_for(group, x), schedule, x, w, in_splits, out_splits, out)
+    return y
 
 
-def _run(
+def _bind(
+    session: Session,
     x: torch.Tensor,
     w: torch.Tensor,
     in_splits: Sequence[int],
     out_splits: Sequence[int],
-    group: dist.ProcessGroup | None,
-    schedule: str | Schedule,
     out: torch.Tensor | None,
-) -> torch.Tensor:
-    fabric = fabrics.of(group)
-    landing: Landing | None = None
-    try:
-        decision = requested(schedule) or _in_place(fabric)
-        check_operands("x", x, [w])
-        rows, inner = as_rows(x, 0)
-        one = num_rows(inner)
-        made, n = rows.shape[0], w.shape[1]
-        sent = check_splits("in_splits", in_splits, fabric.world, made, one)
-        taken = check_splits("out_splits", out_splits, fabric.world, -1, one)
-        shape = (sum(taken), n)
-        if out is not None:
-            check_out("out", out, x, [w], n, shape[0])
-        k, dtype = rows.shape[1], dtype_name(x.dtype)
-    except Exception as error:
-        refuse(fabric, NAME, error)
-        raise
-    if decision is None:
-        key = (*bucket_of(made, max(sent)), n, k, dtype)
-        decision = decide(fabric, NAME, key, lambda: _expected(sent, n, k, dtype), made)
-    try:
-        same = (
-            ("N", n),
-            ("dtype", dtype),
-            ("the schedule", decision.said),
-            ("the shape of x beside its rows and K", inner),
-        )
-        own = (("K", k), ("splits", (sent, taken)), *chosen_item(decision.told))
-        proposal = proposal_of(NAME, same, own)
-        if in_kernel(fabric, decision):
-            spaces = {}
-            landing = landing_for(fabric, shape, x.dtype, out)
-        else:
-            spaces = spaces_of(decision, fabric.world, made, sum(taken), n, dtype, False)
-    except Exception as error:
-        refuse(fabric, NAME, error)
-        raise
+) -> Bound:
+    fabric = session.fabric
+    world = fabric.world
+    check_operands("x", x, [w])
+    rows, inner = as_rows(x, 0)
+    one = num_rows(inner)
+    made, n, k, dtype = rows.shape[0], w.shape[1], rows.shape[1], dtype_name(x.dtype)
+    sent = check_splits("in_splits", in_splits, world, made, one)
+    taken = check_splits("out_splits", out_splits, world, -1, one)
+    shape = (sum(taken), n)
+    if out is not None:
+        check_out("out", out, x, [w], n, shape[0])
 
-    inputs = {"x": rows, "w": w}
-    y = carry_out_landed(
-        fabric, proposal, decision, inputs, _combine, spaces, landing, shape, x.dtype, out
+    def workspaces(schedule: AnySchedule | None) -> Mapping[str, int]:
+        if in_kernel(fabric, schedule):
+            return {}
+        assert not isinstance(schedule, Strategy)
+        return shared_workspaces(schedule, world, made, shape[0], n, dtype, False)
+
+    return Bound(
+        (("N", n), ("dtype", dtype), ("the shape of x beside its rows and K", inner)),
+        (("K", k), ("splits", (sent, taken))),
+        (*bucket_of(made, max(sent)), n, k, dtype),
+        lambda: MatmulAllToAll((sent,) * world, n, (k,) * world, dtype),
+        {"x": rows, "w": w},
+        lambda results: as_shaped(into(out, results["y"]), x, 0),
+        stored=Output(shape, x.dtype, out),
+        work=made,
+        workspaces=workspaces,
     )
-    return as_shaped(y, x, 0)
-
-
-def _in_place(fabric: HostFabric) -> Decision | None:
-    """Where links are as fast as memory, products are made in the y of the rank that needs them, in
-    as few pieces as can be; otherwise there is a choice to make."""
-    if fabric.link.paced or fabric.network or fabric.world == 1:
-        return None
-    schedule = Schedule.parse("fused:1")
-    return Decision(schedule.name, schedule, "links are as fast as memory: made where needed")
-
-
-def _expected(sent: tuple[int, ...], n: int, k: int, dtype: str) -> MatmulAllToAll:
-    """The operation if all ranks send what this rank sends: near enough to choose a schedule by."""
-    world = len(sent)
-    return MatmulAllToAll((sent,) * world, n, (k,) * world, dtype)
 
 
 def _combine(proposals: Sequence[Proposal]) -> MatmulAllToAll:
-    """The operation that the proposals of all ranks make together."""
     same = dict(proposals[0].same)
     own = [dict(p.own) for p in proposals]
     splits = match_splits([o["splits"] for o in own])
@@ -169,7 +141,9 @@ def _kernel(
     *,
     schedule: str = "auto",
 ) -> torch.Tensor:
-    return _run(a, b, in_splits, out_splits, resolve_group(group), schedule, None)
+    session = session_for(resolve_group(group), a)
+    y: torch.Tensor = run(OPERATOR, session, schedule, a, b, in_splits, out_splits, None)
+    return y
 
 
 def _fake(
@@ -202,16 +176,22 @@ def _backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
         ctx.in_splits,
         ctx.group,
         return_A=True,
-        schedule=ctx.schedule,
+        schedule=for_gradient(ctx.schedule),
     )
     return dx, as_rows(x, 0)[0].t() @ as_rows(received, 0)[0], None, None, None
 
 
-define(
-    "matmul_all_to_all(Tensor A, Tensor B, int[] in_splits, int[] out_splits, str group_name, *, "
-    'str schedule="auto") -> Tensor',
-    _kernel,
-    _fake,
-    _backward,
-    _setup_context,
+OPERATOR = register(
+    Operator(
+        name="matmul_all_to_all",
+        operation=MatmulAllToAll,
+        bind=_bind,
+        combine=_combine,
+        schema="matmul_all_to_all(Tensor A, Tensor B, int[] in_splits, int[] out_splits, "
+        'str group_name, *, str schedule="auto") -> Tensor',
+        kernel=_kernel,
+        fake=_fake,
+        setup_context=_setup_context,
+        backward=_backward,
+    )
 )

@@ -8,11 +8,12 @@ import torch
 import torch.distributed as dist
 
 from weft.operation import split
-from weft.ops.common import as_rows, define, dispatched, group_name, resized, resolve_group
-from weft.ops.summing import summed
+from weft.ops.matmul_sum import bind_sum, combine_sum
+from weft.ops.operands import as_rows, dispatched, group_name, resized, resolve_group
+from weft.ops.operator import Bound, Operator, register, run, session_for
+from weft.plan.matmul_reduce_scatter import MatmulReduceScatter
+from weft.run.session import Session
 from weft.schedule import Schedule
-
-NAME = "matmul_reduce_scatter"
 
 
 def matmul_reduce_scatter(
@@ -54,8 +55,9 @@ def matmul_reduce_scatter(
     The backward is overlapped as well: `all_gather_matmul` for x, whose gathered gradient also
     gives that of w. A bias is added outside, once: `y + bias`.
     """
+    y: torch.Tensor
     if dispatched([x, w], out):
-        y: torch.Tensor = torch.ops.weft.matmul_reduce_scatter(
+        y = torch.ops.weft.matmul_reduce_scatter(
             x,
             w,
             reduce_op,
@@ -65,7 +67,12 @@ def matmul_reduce_scatter(
             own_rows=own_rows,
         )
         return y
-    return summed(NAME, x, w, scatter_dim, reduce_op, group, schedule, own_rows, out)
+    y = run(OPERATOR, session_for(group, x), schedule, x, w, scatter_dim, reduce_op, own_rows, out)
+    return y
+
+
+def _bind(session: Session, *arguments: Any) -> Bound:
+    return bind_sum(MatmulReduceScatter, session, *arguments)
 
 
 def _kernel(
@@ -78,8 +85,8 @@ def _kernel(
     schedule: str = "auto",
     own_rows: int | None = None,
 ) -> torch.Tensor:
-    found = resolve_group(group)
-    y = summed(NAME, a, b, scatter_dim, reduce_op, found, schedule, own_rows, None)
+    session = session_for(resolve_group(group), a)
+    y: torch.Tensor = run(OPERATOR, session, schedule, a, b, scatter_dim, reduce_op, own_rows, None)
     return y.contiguous()
 
 
@@ -128,11 +135,17 @@ def _backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
     return dx, dw, None, None, None
 
 
-define(
-    "matmul_reduce_scatter(Tensor A, Tensor B, str reduce_op, int scatter_dim, str group_name, *, "
-    'str schedule="auto", int? own_rows=None) -> Tensor',
-    _kernel,
-    _fake,
-    _backward,
-    _setup_context,
+OPERATOR = register(
+    Operator(
+        name="matmul_reduce_scatter",
+        operation=MatmulReduceScatter,
+        bind=_bind,
+        combine=combine_sum,
+        schema="matmul_reduce_scatter(Tensor A, Tensor B, str reduce_op, int scatter_dim, "
+        'str group_name, *, str schedule="auto", int? own_rows=None) -> Tensor',
+        kernel=_kernel,
+        fake=_fake,
+        setup_context=_setup_context,
+        backward=_backward,
+    )
 )

@@ -1,12 +1,12 @@
-"""The adaptive policy, in one place for the executor and the simulator.
+"""The adaptive policy, shared by the executor and the simulator.
 
-Each time the compute lane is free it looks at the tasks that may run now. A sum goes first: it is
-short, and a peer may wait for it. Otherwise it takes the largest run of adjacent chunks among the
-matmuls (adjacent rows in a and in c, the same b), and multiplies it as one GEMM:
+Each time the compute lane is free, the policy looks at the tasks that are ready. A sum goes first:
+it is short, and a peer may wait for it. Otherwise the policy takes the largest run of adjacent
+chunks among the matmuls (adjacent rows in a and in c, the same b) and multiplies it as one GEMM:
 
     arrived   x1.0 x1.1 .... x1.3 | x2.0 ....     ->  one GEMM over x1.0 x1.1 (x1.3 x2.0 comes next)
 
-So compute never waits for a fixed set of chunks, and never runs more pieces than it must.
+So compute never waits for a fixed set of chunks, and never runs more GEMMs than it must.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Loose = Matmul | Reduce
 
 
 def next_run(ready: Sequence[Loose]) -> list[Loose]:
-    """What to run now of the tasks that may: one sum, or matmuls to run as one."""
+    """Chooses among the ready tasks: one sum, or matmuls to run as one GEMM."""
     sums = [task for task in ready if isinstance(task, Reduce)]
     if sums:
         return [min(sums, key=attrgetter("id"))]
@@ -32,7 +32,7 @@ def next_run(ready: Sequence[Loose]) -> list[Loose]:
 
 
 def as_one(run: Sequence[Loose]) -> Loose:
-    """The one task that a run is."""
+    """The run as a single task."""
     first = run[0]
     if isinstance(first, Reduce):
         return first
@@ -40,10 +40,10 @@ def as_one(run: Sequence[Loose]) -> Loose:
 
 
 def largest_run(ready: Sequence[Matmul]) -> list[Matmul]:
-    """The run with the most rows, in the order of its rows; of equal runs, the one highest up in c.
+    """The run with the most rows, in row order. Of equal runs, the one with the lowest row in c.
 
-    All tasks must have a `merge` and belong to one rank. Those with the same `merge` have the same
-    b and c; runs never cross from one of them to another.
+    All tasks must have a `merge` and belong to one rank. Tasks with the same `merge` have the same
+    b and c, and a run never contains tasks with different `merge`.
     """
     if len(ready) < 2:
         return list(ready)
@@ -57,7 +57,7 @@ def largest_run(ready: Sequence[Matmul]) -> list[Matmul]:
 
 
 def _largest(tasks: list[Matmul]) -> tuple[int, list[Matmul]]:
-    """The longest run of tasks that are sorted by row and share their b, and its rows."""
+    """The number of rows of the longest run, and the run. Tasks are sorted by row and share b."""
     best_rows, best_from, best_to = -1, 0, 0
     begin, rows, end_a, end_c, buffer, rank = 0, 0, -1, -1, "", -1
     for index, task in enumerate(tasks):
@@ -73,7 +73,7 @@ def _largest(tasks: list[Matmul]) -> tuple[int, list[Matmul]]:
 
 
 def merged(run: Sequence[Matmul]) -> Matmul:
-    """The one GEMM that a run is: it starts where the first task does and has the rows of all."""
+    """The run as one GEMM, which starts at the first task's row and has the rows of all tasks."""
     first = run[0]
     if len(run) == 1:
         return first

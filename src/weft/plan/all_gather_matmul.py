@@ -9,8 +9,8 @@ from typing import ClassVar
 
 from weft.operation import ITEM_BYTES, register, split, starts
 from weft.plan import gathering
+from weft.plan.contents import Contents
 from weft.plan.tasks import Plan
-from weft.plan.trace import Contents
 from weft.schedule import Schedule
 
 
@@ -19,8 +19,8 @@ from weft.schedule import Schedule
 class AllGatherMatmul:
     """Y_i = all_gather(X) @ W_i on every rank.
 
-    rows: rows of X on each rank. columns: per rank, the columns of each W_i there. gathered:
-    whether the gathered X is asked for too.
+    rows: rows of X on each rank. columns: per rank, the columns of each of its W_i. gathered:
+    whether the gathered X is an output, too.
     """
 
     rows: tuple[int, ...]
@@ -70,7 +70,7 @@ class AllGatherMatmul:
         return 0 if source == target else self.rows[source] * self.k * ITEM_BYTES[self.dtype]
 
     def compute_only(self) -> AllGatherMatmul:
-        """The GEMM that one rank carries out, with everything already there."""
+        """The GEMM of one rank, without communication."""
         return replace(self, rows=(self.m,), columns=self.columns[:1], gathered=False)
 
     def x_rows(self, rank: int) -> int:

@@ -1,6 +1,6 @@
-"""All-to-all then matmul: every rank gets its rows from all ranks, and multiplies them.
+"""All-to-all then matmul: every rank receives its rows from all ranks and multiplies them.
 
-What an MoE layer does before its experts (dispatch).
+This is the dispatch of an MoE layer, followed by the first GEMM of its experts.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import ClassVar
 
 from weft.operation import ITEM_BYTES, register, split
 from weft.plan import gathering
+from weft.plan.contents import Contents
 from weft.plan.tasks import Plan
-from weft.plan.trace import Contents
 from weft.schedule import Schedule
 
 
@@ -21,7 +21,7 @@ class AllToAllMatmul:
     """Y_i on rank r = (the rows for r of every rank's X, in the order of ranks) @ W_i.
 
     splits: per rank, how many of its rows go to each rank. columns: per rank, the columns of each
-    W_i there. gathered: whether the received rows are asked for too.
+    of its W_i. gathered: whether the received rows are an output, too.
     """
 
     splits: tuple[tuple[int, ...], ...]
@@ -34,7 +34,7 @@ class AllToAllMatmul:
 
     @classmethod
     def of(cls, m: int, n: int, k: int, world: int, dtype: str = "float32") -> AllToAllMatmul:
-        """The operation with M rows on every rank, evenly for all ranks."""
+        """The operation with M rows on every rank, split evenly over all ranks."""
         return cls((split(m, world),) * world, ((n,),) * world, k, dtype)
 
     @property
@@ -48,7 +48,7 @@ class AllToAllMatmul:
         return f"{self.name} {rows}x{columns}x{self.k} {self.dtype} on {self.world} ranks"
 
     def received(self, rank: int) -> int:
-        """How many rows a rank gets from all ranks, itself included."""
+        """The number of rows that a rank receives from all ranks, itself included."""
         return sum(sizes[rank] for sizes in self.splits)
 
     def num_flops(self, rank: int) -> int:
@@ -59,7 +59,7 @@ class AllToAllMatmul:
         return rows * self.k * ITEM_BYTES[self.dtype]
 
     def compute_only(self) -> AllToAllMatmul:
-        """The GEMM that one rank carries out, with everything already there."""
+        """The GEMM of one rank, without communication."""
         alone = ((self.received(0),),)
         return replace(self, splits=alone, columns=self.columns[:1], gathered=False)
 

@@ -1,10 +1,11 @@
-"""How adaptive cuts a product that is made before it is sent: into blocks of rows and columns.
+"""Cuts a product into blocks of rows and columns, for the adaptive schedule of products that are
+sent after they are computed.
 
 Every chunk is a GEMM of its own, and a GEMM reads its rows of x and its columns of w. Chunks of
-whole rows would each read all of w, which for few rows is most of the work; so the cut is the one
-that reads least. For 8 chunks of 1024 rows and 1024 columns:
+whole rows would each read all of w. With few rows, that would be most of the work. So the cut that
+reads the fewest elements is chosen. For 8 chunks of 1024 rows and 1024 columns:
 
-    8 x 1: reads 1 x, 8 w         4 x 2: 2 x, 4 w         2 x 4: 4 x, 2 w (as much, and taken)
+    8 x 1: reads 1 x, 8 w     4 x 2: 2 x, 4 w     2 x 4: 4 x, 2 w (equal to 4 x 2; chosen)
 """
 
 from __future__ import annotations
@@ -13,44 +14,44 @@ from functools import lru_cache
 
 from weft.plan.order import slices
 
-Cell = tuple[int, int, int, int]
+Block = tuple[int, int, int, int]
 """Row, rows, column, columns of a chunk."""
 
 INTENSITY = 160
-"""The least rows * columns / (rows + columns) of a chunk: multiplications per element that its GEMM
-reads. On a processor a GEMM above it takes at most a tenth longer than as part of a whole."""
+"""The smallest rows * columns / (rows + columns) of a chunk, that is, multiplications per element
+read. On a CPU, a GEMM above it takes at most 10 % longer than the same work in a larger GEMM."""
 TAPERED_INTENSITY = 200
-"""The same where the ends are cut finer anyway, so that the others need not be small."""
+"""The same for tapered cuts. Their ends are cut finer, so the other chunks can be larger."""
 FEWEST, MOST = 4, 16
 
 
 @lru_cache(maxsize=256)
 def cuts(rows: int, columns: int, depth: int) -> tuple[int, int]:
-    """Into how many (slabs of rows, slabs of columns) a matrix is cut for `depth` chunks."""
+    """The number of cuts (of rows, of columns) that make `depth` chunks of a matrix."""
     pairs = [(down, depth // down) for down in range(1, depth + 1) if depth % down == 0]
     fit = [(down, across) for down, across in pairs if down <= rows and across <= columns]
     return min(fit or pairs, key=lambda pair: (rows * pair[1] + columns * pair[0], pair[0]))
 
 
-def cells(rows: int, columns: int, depth: int, tapered: bool = False) -> list[Cell]:
-    """The chunks, those of the first rows first. Tapered: the first is halved, for links stand
-    still until it is made, and the last halved twice, for its way has nothing to hide behind."""
+def cut_blocks(rows: int, columns: int, depth: int, tapered: bool = False) -> list[Block]:
+    """The chunks in row order. Tapered: the first chunk is halved, because links are idle until it
+    is computed, and the last is halved twice, because nothing can hide its transfer."""
     down, across = cuts(rows, columns, depth)
     made = [(*slab, *part) for slab in slices(rows, down) for part in slices(columns, across)]
     if tapered and len(made) > 1:
         first, *rest, last = made
         *half, end = _halves(last)
         made = [*_halves(first), *rest, *half, *_halves(end)]
-    return [cell for cell in made if cell[1] and cell[3]]
+    return [block for block in made if block[1] and block[3]]
 
 
-def _halves(cell: Cell) -> list[Cell]:
-    row, high, column, wide = cell
+def _halves(block: Block) -> list[Block]:
+    row, high, column, wide = block
     return [(row, high, column + at, size) for at, size in slices(wide, 2)]
 
 
 def depth_of(rows: int, columns: int, tapered: bool = False) -> int:
-    """The number of chunks where the schedule leaves it open: as many as keep their intensity."""
+    """The default number of chunks: as many as keep each chunk above the smallest intensity."""
     depth, least = FEWEST, TAPERED_INTENSITY if tapered else INTENSITY
     while depth < MOST:
         down, across = cuts(rows, columns, 2 * depth)

@@ -1,4 +1,4 @@
-"""Collects buffers and tasks while a lowering walks through its schedule."""
+"""Collects the buffers and tasks of a plan during lowering."""
 
 from __future__ import annotations
 
@@ -27,8 +27,11 @@ from weft.schedule import Engine, Schedule
 def refuse_impossible(
     schedule: Schedule, reason: str | None = None, *, in_kernel: bool = False
 ) -> None:
-    """Raises `Unsupported` where a point of the space cannot exist, or not for an operation.
-    in_kernel: whether the operation can communicate from inside its kernel."""
+    """Raises `Unsupported` unless the schedule can be planned.
+
+    reason: why this operation cannot have the schedule. in_kernel: whether the operation can
+    communicate from inside its kernel.
+    """
     if schedule.fusion == "kernel" and not in_kernel:
         reason = reason or "this operation cannot communicate from inside its kernel; use adaptive"
     reason = schedule.impossible() or reason
@@ -37,7 +40,8 @@ def refuse_impossible(
 
 
 class Builder:
-    """Numbers tasks as they come; empty regions make no task, so that any size lowers alike."""
+    """Numbers tasks in the order in which they are added. An empty region makes no task, so that
+    lowerings need no special cases for empty sizes."""
 
     def __init__(self, operation: Plannable, schedule: Schedule) -> None:
         self.operation = operation
@@ -73,7 +77,7 @@ class Builder:
     ) -> int | None:
         if source.num_elements == 0:
             return None
-        # Direct moves nothing for the GEMM; what is asked for as a copy goes over an engine.
+        # With `direct`, the GEMM reads peers in place. Copies that remain use a copy engine.
         engine: Engine = "dma" if self.schedule.engine == "direct" else self.schedule.engine
         more = (tuple(also), swaps, prelaunched)
         return self._add(

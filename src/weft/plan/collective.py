@@ -1,16 +1,17 @@
-"""Collectives of copy engines as plans, in the command variants that such engines have.
+"""Collectives on copy engines as plans, one for each kind of command that copy engines have:
 
-    pcpy   a copy per peer, each on an engine of its own
-    bcst   one command brings the same bytes to two peers (all_gather, broadcast)
-    swap   one command exchanges the bytes of a pair, in place (all_to_all)
-    b2b    all copies back to back on one engine, so that there is one to wait for
+    pcpy   one copy per peer, each on an engine of its own
+    bcst   one command writes the same bytes to two peers (all_gather, broadcast)
+    swap   one command exchanges the bytes of a pair in place (all_to_all)
+    b2b    all copies back to back on one engine, so that only one engine must be waited for
 
-each with *prelaunch* (`pcpy+prelaunch`): commands wait in their queues, and one write releases
-them. Engines cannot add, so reduce_scatter is an all_to_all into an inbox and sums by compute,
-chunk after chunk while later chunks fly; all_reduce passes every sum on as soon as it is made.
+Each can be combined with *prelaunch* (`pcpy+prelaunch`): commands wait in their queues, and one
+write releases them. Copy engines cannot add. So reduce_scatter is an all_to_all into an inbox, and
+compute adds one chunk while later chunks are in flight. all_reduce also passes on every sum as soon
+as it is computed.
 
-These operations are no part of the operators' design space, so they are not registered: a variant
-says all there is to choose. The host fabric carries collectives out by its channel (`native/`).
+These operations are not part of the operators' design space and are not registered: the variant is
+the only choice. The host fabric runs collectives on its channel instead (`native/`).
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from typing import ClassVar, Literal
 from weft.errors import InvalidPlan, Unsupported, nearest
 from weft.operation import ITEM_BYTES, split, starts
 from weft.plan.builder import Builder
+from weft.plan.contents import Contents, Data
 from weft.plan.tasks import Buffer, Plan, Region
-from weft.plan.trace import Contents, Data
 from weft.schedule import Schedule
 
 Kind = Literal[
@@ -43,7 +44,8 @@ COMMANDS: dict[Kind, tuple[Command, ...]] = {
     "gather": ("pcpy", "b2b"),
     "scatter": ("pcpy", "b2b"),
 }
-"""What each collective can be made of: equal bytes can be broadcast, a pair's can be swapped."""
+"""The commands that each collective can use. Only equal bytes can be broadcast, and only the bytes
+of a pair can be swapped."""
 
 _NAME = re.compile(r"([a-z0-9]+)(\+prelaunch)?")
 _ANYTHING = Schedule.parse("serial")
@@ -51,7 +53,7 @@ _ANYTHING = Schedule.parse("serial")
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """How a collective is commanded. Prints as a name such as `b2b+prelaunch`."""
+    """The commands that carry out a collective. Printed as a name such as `b2b+prelaunch`."""
 
     command: Command
     prelaunch: bool = False
@@ -61,7 +63,7 @@ class Variant:
 
     @classmethod
     def parse(cls, name: str) -> Variant:
-        """The variant of a name."""
+        """The variant with that name."""
         match = _NAME.fullmatch(name.strip())
         known: tuple[Command, ...] = ("pcpy", "bcst", "swap", "b2b")
         for command in known:
@@ -75,11 +77,11 @@ class Variant:
 
 @dataclass(frozen=True)
 class Collective:
-    """A collective over so many rows of every rank: what it gathers, or what it shares out.
+    """A collective over the rows of a matrix.
 
-    rows: of rank r's part, as `all_gather` brings it or `reduce_scatter` leaves it; for all_to_all
-    the rows of every pair, by source * world + target; for broadcast those of the root in one entry
-    per rank.
+    rows: per rank, the rows that it contributes (all_gather, gather) or keeps (reduce_scatter,
+    all_reduce, scatter). For all_to_all, the rows of every pair at source * world + target. For
+    broadcast, the rows of the root, repeated for every rank.
     """
 
     kind: Kind
@@ -104,7 +106,8 @@ class Collective:
     def even(
         cls, kind: Kind, num_bytes: int, world: int, dtype: str = "float32", columns: int = 64
     ) -> Collective:
-        """One over `num_bytes` in all: of the gathered result, or of the input to share out."""
+        """A collective of `num_bytes`, split evenly: the bytes of the gathered result, or of the
+        input that is distributed."""
         rows = num_bytes // (columns * ITEM_BYTES[dtype])
         if kind == "all_to_all":
             own = split(rows, world)
@@ -123,7 +126,7 @@ class Collective:
         return 0
 
     def num_bytes(self, source: int, target: int) -> int:
-        """Bytes that must travel from one rank to another."""
+        """The bytes that must be sent from one rank to another."""
         if source == target:
             return 0
         row = self.columns * ITEM_BYTES[self.dtype]
@@ -144,7 +147,7 @@ class Collective:
         return Collective(kind, self.rows[:1], self.columns, 1, self.dtype)
 
     def lower(self, schedule: Schedule) -> Plan:
-        """The plan of the plainest variant; `lower` below has them all."""
+        """The plan of the simplest variant; the function `lower` below takes any variant."""
         return lower(self, Variant("pcpy", True))
 
     def check(self, plan: Plan, contents: Contents) -> None:
@@ -153,7 +156,8 @@ class Collective:
 
 @lru_cache(maxsize=256)
 def lower(operation: Collective, variant: Variant, chunks: int = 1) -> Plan:
-    """The plan of all ranks. chunks: into how many each part is cut where sums follow copies."""
+    """The plan of all ranks. chunks: how many chunks a rank's rows are cut into where sums follow
+    copies."""
     if variant.command not in COMMANDS[operation.kind]:
         raise Unsupported(
             f"{operation.kind} cannot be made of {variant.command}; it has "
@@ -161,13 +165,13 @@ def lower(operation: Collective, variant: Variant, chunks: int = 1) -> Plan:
         )
     if chunks < 1:
         raise Unsupported(f"a collective cannot be cut into {chunks} chunks")
-    lowering = _Lowering(operation, variant, chunks)
+    lowering = _CollectiveLowering(operation, variant, chunks)
     getattr(lowering, operation.kind)()
     return lowering.builder.plan()
 
 
-class _Lowering:
-    """Walks through one collective. Peers come in turn: no two ranks begin with the same one."""
+class _CollectiveLowering:
+    """Lowers one collective. Every rank starts with a different peer, to spread the load."""
 
     def __init__(self, operation: Collective, variant: Variant, chunks: int) -> None:
         self.operation = operation
@@ -176,7 +180,7 @@ class _Lowering:
         self.world = operation.world
         self.builder = Builder(operation, _ANYTHING)
 
-    # -- parts -------------------------------------------------------------------------------------
+    # -- helpers -----------------------------------------------------------------------------------
 
     def buffers(self, name: str, kind: str, rows: int) -> list[Buffer]:
         return [
@@ -188,7 +192,7 @@ class _Lowering:
         return [(rank + step) % self.world for step in range(1, self.world)]
 
     def lane(self, rank: int, peer: int) -> int:
-        """The engine for a peer: its own, or the one for all."""
+        """The engine that serves a peer: one per peer, or one for all peers (b2b)."""
         return (rank + 1) % self.world if self.variant.command == "b2b" else peer
 
     def pull(
@@ -211,7 +215,7 @@ class _Lowering:
         )
 
     def push_to_pairs(self, rank: int, source: Region, targets: list[Region]) -> None:
-        """One command for two peers each; the last may have one."""
+        """Writes to two peers with each command; the last command may have one peer."""
         for first in range(0, len(targets), 2):
             target, also = targets[first], targets[first + 1 : first + 2]
             self.builder.copy(
@@ -247,7 +251,7 @@ class _Lowering:
             self.push_to_pairs(root, y[root].all(), [y[p].all() for p in self.peers(root)])
             return
         for p in self.peers(root):
-            # By the root, so that back to back is one engine for all.
+            # The root pushes, so that back to back uses a single engine.
             self.builder.copy(
                 root,
                 y[root].all(),
@@ -313,7 +317,7 @@ class _Lowering:
             for step in range(1, world // 2 + 1):
                 p = (r + step) % world
                 if 2 * step == world and r > p:
-                    continue  # the pair's other rank commands it
+                    continue  # the other rank of the pair issues the command
                 mine = y[r].rows_of(starts(sent[r])[p], sent[r][p])
                 theirs = y[p].rows_of(starts(sent[p])[r], sent[p][r])
                 self.builder.copy(
@@ -337,7 +341,7 @@ class _Lowering:
         begin, total = starts(rows), sum(rows)
         add, columns = self.builder.add_buffer, self.operation.columns
         x = self.buffers("x", "input", total)
-        # What peers pass on is read from workspace: an output may be private memory.
+        # Peers read sums from workspace, because an output may be in private memory.
         inbox = [add("inbox", r, rows[r] * (world - 1), columns, "workspace") for r in range(world)]
         y = [add("y", r, total if passed_on else rows[r], columns, "output") for r in range(world)]
         sums = (
@@ -377,7 +381,7 @@ class _Lowering:
                     self.pull(r, p, source, target, label, [made[p, number]])
 
 
-# -- what must be where in the end -----------------------------------------------------------------
+# -- checks of the result --------------------------------------------------------------------------
 
 
 def _check(operation: Collective, contents: Contents) -> None:
@@ -408,8 +412,10 @@ def _check_exchanged(operation: Collective, contents: Contents, rank: int) -> No
     sent = [operation.rows[s * world : (s + 1) * world] for s in range(world)]
     got = [sent[s][rank] for s in range(world)]
     for p in range(world):
-        pieces = contents.of(rank, "y")
-        named = pieces[0].value.buffer[1] if pieces and isinstance(pieces[0].value, Data) else "x"
+        holdings = contents.of(rank, "y")
+        named = (
+            holdings[0].value.buffer[1] if holdings and isinstance(holdings[0].value, Data) else "x"
+        )
         wanted = [((p, named), starts(sent[p])[rank])]
         _holds(contents, rank, starts(got)[p], got[p], wanted)
 
@@ -417,23 +423,23 @@ def _check_exchanged(operation: Collective, contents: Contents, rank: int) -> No
 def _holds(
     contents: Contents, rank: int, row: int, rows: int, wanted: list[tuple[tuple[int, str], int]]
 ) -> None:
-    """That rows of a rank's result are the sum of rows of these inputs, and of nothing else."""
-    pieces = [
-        piece
-        for piece in contents.of(rank, "y")
-        if piece.row < row + rows and row < piece.row + piece.rows
+    """Raises unless rows of a rank's result are the sum of the wanted rows, and nothing else."""
+    holdings = [
+        held
+        for held in contents.of(rank, "y")
+        if held.row < row + rows and row < held.row + held.rows
     ]
     edges = {row, row + rows}
-    for piece in pieces:
-        edges |= {max(row, piece.row), min(row + rows, piece.row + piece.rows)}
+    for held in holdings:
+        edges |= {max(row, held.row), min(row + rows, held.row + held.rows)}
     cuts = sorted(edges)
-    for top, bottom in pairwise(cuts):  # inside, nothing begins or ends
+    for top, bottom in pairwise(cuts):  # no held rectangle starts or ends inside
         found = []
-        for piece in pieces:
-            if piece.row <= top and bottom <= piece.row + piece.rows:
-                if not isinstance(piece.value, Data):
+        for held in holdings:
+            if held.row <= top and bottom <= held.row + held.rows:
+                if not isinstance(held.value, Data):
                     raise InvalidPlan(f"rank {rank} has a product where a collective only adds")
-                found.append((piece.value.buffer, piece.value.row + top - piece.row))
+                found.append((held.value.buffer, held.value.row + top - held.row))
         expected = sorted((buffer, first + top - row) for buffer, first in wanted)
         if sorted(found) != expected:
             raise InvalidPlan(

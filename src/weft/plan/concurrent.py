@@ -1,13 +1,13 @@
-"""Independent work side by side: a GEMM on every rank, and a collective that nothing waits for.
+"""Concurrent, independent work: a GEMM on every rank, and a collective that the GEMM does not need.
 
-What FSDP does when it gathers the weights of the next layer under the GEMM of this one. The
-collective is flat: every rank pulls the pieces of all its peers at once, one engine per peer. It is
-in place, so a rank's own piece stays where it is, and `received` holds those of the others in the
+FSDP does this when it gathers the weights of the next layer during the GEMM of this one. The
+collective is flat: every rank pulls from all its peers at once, with one engine per peer. It is in
+place: a rank's own shard stays where it is, and `received` holds the shards of the peers in the
 order of ranks. With 3 ranks, on rank 0:
 
     compute     | a @ b                     |
-    engine 1    | piece of rank 1 |
-    engine 2    | piece of rank 2 |
+    engine 1    | shard of rank 1 |
+    engine 2    | shard of rank 2 |
 
 Collectives that add (reduce-scatter, all-reduce) can be simulated but not run: their bytes travel
 as those of a gather, and the compute units that move them add on the way.
@@ -23,8 +23,8 @@ from typing import ClassVar, Literal
 from weft.errors import InvalidPlan, Unsupported, nearest
 from weft.operation import ITEM_BYTES, split, starts
 from weft.plan.builder import Builder
+from weft.plan.contents import Contents, Data, Product, covers_once
 from weft.plan.tasks import Buffer, Plan
-from weft.plan.trace import Contents, Data, Product, covers_once
 from weft.schedule import Schedule
 from weft.strategy import Strategy
 
@@ -34,12 +34,12 @@ COLLECTIVES: tuple[Collective, ...] = ("all_gather", "all_to_all")
 SUMMING: tuple[Collective, ...] = ("reduce_scatter", "all_reduce")
 """Those that are simulated only."""
 WIDTH = 4096
-"""Elements in a row of the collective's tensors, where only their bytes matter."""
+"""Elements per row of the collective's tensors where only the number of bytes matters."""
 
 
 @dataclass(frozen=True)
 class Concurrent:
-    """C = A[m, k] @ B[k, n] on every rank beside a collective over X [rows, columns].
+    """C = A[m, k] @ B[k, n] on every rank, concurrent with a collective over X [rows, columns].
 
     rows: rows of X on each rank. An all-to-all brings the rank's part of a peer's X to it, evenly
     split; the others bring all of it.
@@ -109,8 +109,8 @@ class Concurrent:
         rows = max(self.rows) if self.collective == "all_to_all" else sum(self.rows)
         return rows * self.columns * ITEM_BYTES[self.dtype]
 
-    def piece(self, source: int, target: int) -> tuple[int, int]:
-        """(first row, rows) of the source's X that the target gets."""
+    def span(self, source: int, target: int) -> tuple[int, int]:
+        """(first row, rows) of the source's X that the target receives."""
         if self.collective != "all_to_all":
             return 0, self.rows[source]
         parts = split(self.rows[source], self.world)
@@ -120,19 +120,19 @@ class Concurrent:
         return 2 * self.m * self.n * self.k
 
     def num_bytes(self, source: int, target: int) -> int:
-        rows = 0 if source == target else self.piece(source, target)[1]
+        rows = 0 if source == target else self.span(source, target)[1]
         return rows * self.columns * ITEM_BYTES[self.dtype]
 
     def num_received(self, rank: int) -> int:
-        """Rows that come to a rank from all its peers."""
-        return sum(self.piece(peer, rank)[1] for peer in range(self.world) if peer != rank)
+        """The number of rows that a rank receives from all its peers."""
+        return sum(self.span(peer, rank)[1] for peer in range(self.world) if peer != rank)
 
     def compute_only(self) -> Concurrent:
-        """The GEMM of one rank with nothing beside it."""
+        """The GEMM of one rank alone."""
         return replace(self, rows=(0,), counted=None)
 
     def communication_only(self) -> Concurrent:
-        """The collective with nothing beside it."""
+        """The collective alone."""
         return replace(self, m=0, n=0, k=0)
 
     def lower(self, schedule: Strategy | Schedule) -> Plan:
@@ -147,31 +147,29 @@ class Concurrent:
         return _lower(self, schedule)
 
     def check(self, plan: Plan, contents: Contents) -> None:
-        """That C is A @ B, and that every piece is where it belongs."""
+        """Raises unless C is A @ B and every received row is in its place."""
         for rank in range(self.world):
             terms = []
-            for piece in contents.of(rank, "c"):
-                value = piece.value
+            for held in contents.of(rank, "c"):
+                value = held.value
                 if not isinstance(value, Product) or (value.row, value.column) != (
-                    piece.row,
-                    piece.column,
+                    held.row,
+                    held.column,
                 ):
                     raise InvalidPlan(f"c@{rank} holds something else than A @ B")
-                terms.append(
-                    (piece.row, piece.rows, piece.column, piece.columns, value.k, value.size)
-                )
+                terms.append((held.row, held.rows, held.column, held.columns, value.k, value.size))
             if self.k:
                 covers_once(terms, (self.m, self.n, self.k), f"c@{rank}")
             self._check_received(rank, contents)
 
     def _check_received(self, rank: int, contents: Contents) -> None:
-        pieces = contents.of(rank, "received")
-        boxes = [(piece.row, piece.rows, piece.column, piece.columns, 0, 1) for piece in pieces]
+        holdings = contents.of(rank, "received")
+        boxes = [(held.row, held.rows, held.column, held.columns, 0, 1) for held in holdings]
         covers_once(boxes, (self.num_received(rank), self.columns, 1), f"received@{rank}")
         for peer, at in _places(self, rank).items():
-            first, rows = self.piece(peer, rank)
-            for piece in pieces:
-                inside = piece.cut(at, rows, 0, self.columns)
+            first, rows = self.span(peer, rank)
+            for held in holdings:
+                inside = held.cut(at, rows, 0, self.columns)
                 if inside is not None and inside.value != Data(
                     (peer, "x"), first + inside.row - at, inside.column
                 ):
@@ -180,8 +178,8 @@ class Concurrent:
 
 @lru_cache(maxsize=256)
 def _lower(operation: Concurrent, strategy: Strategy) -> Plan:
-    """One plan for every strategy: what is launched first comes first among a rank's tasks, and
-    only serial has dependencies."""
+    """The plan for a strategy. What is launched first is first among a rank's tasks, and only the
+    serial strategy has dependencies."""
     builder = Builder(operation, Schedule.parse(f"serial@{strategy.engine}"))
     add, world = builder.add_buffer, operation.world
     x = [add("x", rank, operation.rows[rank], operation.columns, "input") for rank in range(world)]
@@ -202,20 +200,20 @@ def _lower(operation: Concurrent, strategy: Strategy) -> Plan:
 def _pull(
     builder: Builder, operation: Concurrent, rank: int, x: Sequence[Buffer], received: Buffer
 ) -> list[int | None]:
-    """All pieces for a rank, its next neighbour's first, so that no two ranks begin with the same
-    peer."""
+    """Pulls the rows of all peers, starting with the next rank, so that no two ranks start with the
+    same peer."""
     places = _places(operation, rank)
     pulled = []
     for step in range(1, operation.world):
         peer = (rank + step) % operation.world
-        first, rows = operation.piece(peer, rank)
+        first, rows = operation.span(peer, rank)
         source, target = x[peer].rows_of(first, rows), received.rows_of(places[peer], rows)
-        pulled.append(builder.copy(rank, source, target, peer=peer, label=f"piece of rank {peer}"))
+        pulled.append(builder.copy(rank, source, target, peer=peer, label=f"shard of rank {peer}"))
     return pulled
 
 
 def _places(operation: Concurrent, rank: int) -> dict[int, int]:
-    """The first row of every peer's piece in what a rank receives."""
+    """For every peer, the first row of its rows in `received`."""
     peers = [peer for peer in range(operation.world) if peer != rank]
-    sizes = [operation.piece(peer, rank)[1] for peer in peers]
+    sizes = [operation.span(peer, rank)[1] for peer in peers]
     return dict(zip(peers, starts(sizes), strict=True))

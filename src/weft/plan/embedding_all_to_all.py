@@ -3,9 +3,9 @@ of all tables for its share of the batch. What a recommendation model (DLRM) doe
 
 A lookup writes a bag's pooled rows wherever it is told, so a serial or chunked schedule needs no
 packing: lookups fill `partial`, and copies bring its rows to their columns of y. From inside the
-kernel (`fused`) there is no `partial` either: workers store pooled rows straight into the y of the
-rank that needs them. They go table by table, for a table's rows and pages are found again in the
-caches of data and addresses while it is at hand; of each table, what is for peers comes first.
+kernel (`in-kernel`) there is no `partial` either: workers store pooled rows straight into the y of
+the rank that needs them. They go table by table, so that a table's rows and pages are still in the
+caches of data and addresses; of each table, what is for peers comes first.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from typing import ClassVar
 from weft.errors import InvalidPlan
 from weft.operation import ITEM_BYTES, register, split, starts
 from weft.plan.builder import Builder, refuse_impossible
+from weft.plan.contents import Contents, Data, covers_once
 from weft.plan.order import slices
 from weft.plan.tasks import Buffer, Plan, Region
-from weft.plan.trace import Contents, Data, covers_once
 from weft.schedule import Schedule
 
 MAX_SLICES = 16
-"""What a rank looks up is cut into at most so many slices, each with a counter of its own."""
+"""The largest number of slices of a rank's lookups. Each slice has a counter of its own."""
 SLICE_BAGS = 512
-"""A table is not cut into slices of fewer bags of a rank."""
+"""The smallest number of bags of a rank in a slice of a table."""
 
 
 @register
 @dataclass(frozen=True)
 class EmbeddingAllToAll:
-    """Y on rank r = for its bags, the pooled rows of the tables of rank 0, of rank 1, and so on.
+    """Y on rank r = the pooled rows of the tables of rank 0, rank 1, and so on, for the bags of r.
 
-    batch: how many bags each rank gets. columns: the sum of its tables' dims, for every rank.
-    pooling: how many rows a bag adds up, in the mean, or 0 where it is not known; no result depends
-    on it, but times do. tables: the dims of every rank's tables, where they are known.
+    batch: per rank, the number of bags that it receives. columns: per rank, the sum of the dims of
+    its tables. pooling: the mean number of rows in a bag, or 0 if unknown; it affects times, not
+    results. tables: per rank, the dims of its tables, if they are known.
     """
 
     batch: tuple[int, ...]
@@ -49,7 +49,7 @@ class EmbeddingAllToAll:
 
     @classmethod
     def of(cls, m: int, n: int, k: int, world: int, dtype: str = "float32") -> EmbeddingAllToAll:
-        """A batch of M bags, tables of N columns in all on every rank, and K rows in a bag."""
+        """A batch of M bags, tables with N columns in total on every rank, and K rows per bag."""
         return cls(split(m, world), (n,) * world, k, dtype)
 
     @property
@@ -70,18 +70,18 @@ class EmbeddingAllToAll:
         return bags * self.columns[source] * ITEM_BYTES[self.dtype]
 
     def compute_only(self) -> EmbeddingAllToAll:
-        """The lookups that one rank carries out."""
+        """The lookups of one rank, without communication."""
         first = self.columns[:1]
         return replace(self, batch=(sum(self.batch),), columns=first, tables=self.tables[:1])
 
     def refuses(self, schedule: Schedule) -> str | None:
-        """Why a schedule makes no sense here; None where it does."""
+        """The reason why this operation cannot have a schedule, or None if it can."""
         if schedule.fusion == "adaptive":
             return "lookups wait for nothing, so there is nothing to adapt to"
         if schedule.cut == "columns":
             return "a chunk is a slice of the batch, for that is what another rank needs"
         if schedule.engine == "direct" and schedule.fusion != "kernel":
-            return "lookups that store into peers' memory are one kernel: fused@direct"
+            return "lookups that store into peers' memory are one kernel: in-kernel@direct"
         return None
 
     def lower(self, schedule: Schedule) -> Plan:
@@ -90,17 +90,17 @@ class EmbeddingAllToAll:
     def check(self, plan: Plan, contents: Contents) -> None:
         for rank in range(self.world):
             boxes: dict[int, list[tuple[int, int, int, int, int, int]]] = {}
-            for piece in contents.of(rank, "y"):
-                value = piece.value
+            for held in contents.of(rank, "y"):
+                value = held.value
                 if not isinstance(value, Data) or value.buffer[1] != "bags":
                     raise InvalidPlan(f"y@{rank} holds {value} where pooled rows belong")
                 maker = value.buffer[0]
-                at = piece.column - starts(self.columns)[maker]
-                inside = 0 <= at <= self.columns[maker] - piece.columns
-                bag = starts(self.batch)[rank] + piece.row
+                at = held.column - starts(self.columns)[maker]
+                inside = 0 <= at <= self.columns[maker] - held.columns
+                bag = starts(self.batch)[rank] + held.row
                 if not inside or (value.row, value.column) != (bag, at):
                     raise InvalidPlan(f"y@{rank}: bags of rank {maker} are in the wrong place")
-                boxes.setdefault(maker, []).append((piece.row, piece.rows, at, piece.columns, 0, 1))
+                boxes.setdefault(maker, []).append((held.row, held.rows, at, held.columns, 0, 1))
             for maker in range(self.world):
                 size = (self.batch[rank], self.columns[maker], 1)
                 covers_once(boxes.get(maker, []), size, f"y@{rank} from rank {maker}")
@@ -109,7 +109,7 @@ class EmbeddingAllToAll:
 @lru_cache(maxsize=64)
 def _lower(op: EmbeddingAllToAll, schedule: Schedule) -> Plan:
     refuse_impossible(schedule, op.refuses(schedule), in_kernel=True)
-    lowering = _Lowering(op, schedule)
+    lowering = _EmbeddingLowering(op, schedule)
     if op.world == 1:
         lowering.store(0, [(0, 0, op.batch[0])], "all")
     elif schedule.fusion == "kernel":
@@ -121,10 +121,10 @@ def _lower(op: EmbeddingAllToAll, schedule: Schedule) -> Plan:
 
 
 Chunk = tuple[int, int, int]
-"""The rank that needs it, its first bag among that rank's, and how many."""
+"""The rank that needs the bags, the first of that rank's bags, and the number of bags."""
 
 
-class _Lowering:
+class _EmbeddingLowering:
     def __init__(self, op: EmbeddingAllToAll, schedule: Schedule) -> None:
         self.op, self.schedule = op, schedule
         self.builder = Builder(op, schedule)
@@ -163,7 +163,8 @@ class _Lowering:
             self.builder.wait(rank, stored[rank], label="slices of peers")
 
     def _groups(self, rank: int) -> list[tuple[int, int]]:
-        """(first column, columns) of every slice: whole tables, about as many columns in each."""
+        """(first column, columns) of every slice. A slice has whole tables, and all slices have
+        about the same number of columns."""
         op, columns = self.op, self.op.columns[rank]
         if not op.tables:
             return list(slices(columns, self.depth))
@@ -208,7 +209,7 @@ class _Lowering:
             self.builder.permute(rank, moves, after=after, label="keep own bags")
 
     def _launches(self, rank: int) -> list[list[Chunk]]:
-        """The chunks of every launch that fills `partial`."""
+        """The chunks of every launch that writes to `partial`."""
         op, after = self.op, self._after(rank)
         if self.schedule.serial:
             return [[(owner, 0, op.batch[owner]) for owner in range(op.world)]]
@@ -237,8 +238,10 @@ class _Lowering:
     def store(
         self, rank: int, chunks: list[Chunk], label: str, columns: tuple[int, int] | None = None
     ) -> int | None:
-        """Looks up chunks, of all columns or so many from the first on, and stores them where they
-        are needed."""
+        """Looks up chunks and stores them on the ranks that need them.
+
+        columns: (first column, columns) to look up; None for all.
+        """
         moves = [(self._rows(self.bags[rank], c[0], c), self._target(rank, c)) for c in chunks]
         if columns is not None:
             moves = [(_some(source, *columns), _some(target, *columns)) for source, target in moves]
@@ -254,5 +257,5 @@ class _Lowering:
 
 
 def _some(region: Region, first: int, columns: int) -> Region:
-    """So many columns of a region, from the first on."""
+    """Columns of a region, from the `first` on."""
     return replace(region, column=region.column + first, columns=columns)

@@ -1,5 +1,5 @@
-"""The exchange behind `embedding_all_to_all`'s gradient: columns of dY go back to the rank whose
-tables they are of, which then has the gradient of all its bags."""
+"""The all-to-all in the gradient of `embedding_all_to_all`: columns of dY are sent back to the rank
+that holds their tables. That rank then has the gradient of all its bags."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import ClassVar
 from weft.errors import InvalidPlan
 from weft.operation import ITEM_BYTES, register, split, starts
 from weft.plan.builder import Builder, refuse_impossible
+from weft.plan.contents import Contents, Data, covers_once
 from weft.plan.tasks import Plan, Region
-from weft.plan.trace import Contents, Data, covers_once
 from weft.schedule import Schedule
 
 
 @register
 @dataclass(frozen=True)
 class EmbeddingGradient:
-    """dP on rank s = its columns of the dY of rank 0, of rank 1, and so on, below each other.
+    """dP on rank s = the columns of s in the dY of rank 0, rank 1, and so on, concatenated by rows.
 
-    batch: how many bags each rank has. columns: how many columns of dY are of each rank's tables.
+    batch: per rank, its number of bags. columns: per rank, the columns of dY for its tables.
     """
 
     batch: tuple[int, ...]
@@ -31,7 +31,7 @@ class EmbeddingGradient:
 
     @classmethod
     def of(cls, m: int, n: int, k: int, world: int, dtype: str = "float32") -> EmbeddingGradient:
-        """A batch of M bags and tables of N columns in all on every rank; K has no meaning here."""
+        """A batch of M bags, and tables with N columns in total on every rank. K is not used."""
         return cls(split(m, world), (n,) * world, dtype)
 
     @property
@@ -54,7 +54,7 @@ class EmbeddingGradient:
         return replace(self, batch=(sum(self.batch),), columns=self.columns[:1])
 
     def refuses(self, schedule: Schedule) -> str | None:
-        """Why a schedule makes no sense here; None where it does."""
+        """The reason why this operation cannot have a schedule, or None if it can."""
         serial = schedule.serial and schedule.engine != "direct"
         return None if serial else "there is no compute to overlap with; use serial"
 
@@ -64,15 +64,15 @@ class EmbeddingGradient:
     def check(self, plan: Plan, contents: Contents) -> None:
         for rank in range(self.world):
             boxes = []
-            for piece in contents.of(rank, "dp"):
-                value = piece.value
+            for held in contents.of(rank, "dp"):
+                value = held.value
                 if not isinstance(value, Data) or value.buffer[1] != "dy":
                     raise InvalidPlan(f"dp@{rank} holds {value} where a gradient belongs")
                 bag = starts(self.batch)[value.buffer[0]] + value.row
                 column = value.column - starts(self.columns)[rank]
-                if (bag, column) != (piece.row, piece.column):
-                    raise InvalidPlan(f"dp@{rank}: {piece} is in the wrong place")
-                boxes.append((piece.row, piece.rows, piece.column, piece.columns, 0, 1))
+                if (bag, column) != (held.row, held.column):
+                    raise InvalidPlan(f"dp@{rank}: {held} is in the wrong place")
+                boxes.append((held.row, held.rows, held.column, held.columns, 0, 1))
             covers_once(boxes, (sum(self.batch), self.columns[rank], 1), f"dp@{rank}")
 
 

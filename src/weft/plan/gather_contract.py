@@ -1,8 +1,8 @@
-"""Gather along K, as weight gradients need: G_i = (gathered rows of X)^T @ D_i.
+"""Gathers along K, as weight gradients need it: G_i = (gathered rows of X)^T @ D_i.
 
-The gathered rows are the contraction, so chunks arrive and accumulate, G += X_chunk^T @ D_chunk, in
-a fixed order: sums that grew in the order of arrival would differ in their last bits from run to
-run. Spans say which rows of whose X a rank gathers, as in `gathering`.
+The gathered rows are the contracted dimension. Every arriving chunk is accumulated:
+G += X_chunk^T @ D_chunk. The order is fixed, because sums in the order of arrival would differ in
+their last bits from run to run. Spans are the rows of X that a rank gathers, as in `gathering`.
 
     hetero-unfused-1d  engine | x1.0  x1.1  x1.2  x1.3 |
                        compute| x0          |x1.0|x1.1 |x1.2|x1.3|
@@ -18,23 +18,23 @@ from typing import ClassVar
 from weft.errors import InvalidPlan
 from weft.operation import ITEM_BYTES, register, split, starts
 from weft.plan.builder import Builder, refuse_impossible
+from weft.plan.contents import Contents, Product, covers_once
 from weft.plan.gathering import HALF
 from weft.plan.order import slices
 from weft.plan.tasks import Buffer, Plan, Region
-from weft.plan.trace import Contents, Product, covers_once
 from weft.schedule import Schedule
 
 DEPTH = 8
-"""Chunks of a shard by default: each adds to all of G once more, so there should be few."""
+"""The default number of chunks per shard. It is small, because every chunk updates all of G."""
 
 
 @register
 @dataclass(frozen=True)
 class GatherContract:
-    """G_i on rank r = (its spans of every rank's X, one below the other)^T @ D_i.
+    """G_i on rank r = (its spans of every rank's X, concatenated by rows)^T @ D_i.
 
-    rows: rows of X on each rank. taken: per rank, the (first row, rows) that it gathers of every
-    rank's X. k: columns of X. columns: per rank, the columns of each D_i there.
+    rows: rows of X on each rank. taken: per rank, the span (first row, rows) that it gathers from
+    each rank's X. k: columns of X. columns: per rank, the columns of each of its D_i.
     """
 
     rows: tuple[int, ...]
@@ -47,7 +47,7 @@ class GatherContract:
 
     @classmethod
     def of(cls, m: int, n: int, k: int, world: int, dtype: str = "float32") -> GatherContract:
-        """The weight gradient of an all-gather + matmul: all M rows over all ranks, on each."""
+        """The weight gradient of an all-gather + matmul: every rank gathers all M rows."""
         rows = split(m, world)
         taken = (tuple((0, size) for size in rows),) * world
         return cls(rows, taken, k, ((n,),) * world, dtype)
@@ -57,7 +57,7 @@ class GatherContract:
         return len(self.rows)
 
     def received(self, rank: int) -> int:
-        """How many rows a rank gathers."""
+        """The number of rows that a rank gathers."""
         return sum(rows for _, rows in self.taken[rank])
 
     @property
@@ -74,19 +74,13 @@ class GatherContract:
         return rows * self.k * ITEM_BYTES[self.dtype]
 
     def compute_only(self) -> GatherContract:
-        """The GEMM that one rank carries out, with everything already there."""
+        """The GEMM of one rank, without communication."""
         m = self.received(0)
         return replace(self, rows=(m,), taken=(((0, m),),), columns=self.columns[:1])
 
     def refuses(self, schedule: Schedule) -> str | None:
         """Why this operation has no plan for a schedule that others have one for."""
-        if schedule.serial:
-            return None
-        if schedule.fusion == "adaptive":
-            return "gathered along K, the order of sums would depend on which rows arrive first"
-        if schedule.fusion == "fused" or schedule.cut == "columns":
-            return "gathered along K, every chunk adds to the whole result, so it has its own GEMM"
-        return None
+        return refuses(schedule)
 
     def lower(self, schedule: Schedule) -> Plan:
         return lower(self, schedule)
@@ -95,6 +89,17 @@ class GatherContract:
         for rank in range(self.world):
             for index, n in enumerate(self.columns[rank]):
                 _check(self, contents, rank, index, n)
+
+
+def refuses(schedule: Schedule) -> str | None:
+    """Why what is gathered along K has no plan for a schedule; None where it has one."""
+    if schedule.serial:
+        return None
+    if schedule.fusion == "adaptive":
+        return "gathered along K, the order of sums would depend on which rows arrive first"
+    if schedule.fusion == "fused" or schedule.cut == "columns":
+        return "gathered along K, every chunk adds to the whole result, so it has its own GEMM"
+    return None
 
 
 @lru_cache(maxsize=64)
@@ -157,7 +162,7 @@ def _lower_rank(builder: Builder, op: GatherContract, rank: int, depth: int) -> 
 def _chunks(
     op: GatherContract, schedule: Schedule, rank: int, depth: int
 ) -> list[tuple[int, int, int]]:
-    """(source, row, rows) of the chunks in the order in which they are added."""
+    """(source, row, rows) of the chunks in the order of accumulation."""
     peers = [(rank + step) % op.world for step in range(1, op.world)]
     taken = op.taken[rank]
     if schedule.serial or op.world == 1:
@@ -201,19 +206,19 @@ def _check(op: GatherContract, contents: Contents, rank: int, index: int, n: int
     spans, m = op.taken[rank], op.received(rank)
     offsets = starts([rows for _, rows in spans])
     boxes = []
-    for piece in contents.of(rank, f"g{index}"):
-        value = piece.value
+    for held in contents.of(rank, f"g{index}"):
+        value = held.value
         if not isinstance(value, Product) or value.b != (rank, f"d{index}"):
             raise InvalidPlan(f"g{index}@{rank} holds {value} where a product belongs")
-        if m == 0:  # no terms to place, but zeros must be written, and once
-            boxes.append((piece.row, piece.rows, piece.column, piece.columns, 0, 1))
+        if m == 0:  # there are no terms, but zeros must be written exactly once
+            boxes.append((held.row, held.rows, held.column, held.columns, 0, 1))
             continue
         first, rows = spans[value.a[0]]
         at = value.k - first
         inside = value.a[1] == "x" and at >= 0 and at + value.size <= rows
         met = value.k + value.shift == offsets[value.a[0]] + at
-        if not inside or not met or (piece.row, piece.column) != (value.row, value.column):
+        if not inside or not met or (held.row, held.column) != (value.row, value.column):
             raise InvalidPlan(f"g{index}@{rank}: rows of x{value.a[0]} meet the wrong rows")
         k = offsets[value.a[0]] + at
-        boxes.append((piece.row, piece.rows, piece.column, piece.columns, k, value.size))
+        boxes.append((held.row, held.rows, held.column, held.columns, k, value.size))
     covers_once(boxes, (op.k, n, max(m, 1)), f"g{index}@{rank}")

@@ -1,9 +1,9 @@
-"""Lowers what is first gathered and then multiplied: Y_i = (rows of every rank's X) @ W_i.
+"""Lowers operations that gather and then multiply: Y_i = (rows of every rank's X) @ W_i.
 
-Which rows of whose X a rank gathers is the operation's to say (`spans`): all of them for an
-all-gather, its share of each for an all-to-all. Every rank pulls the chunks of its peers with its
-own engines, one engine per peer. For 2 ranks and 4 chunks per shard, with x1 the shard of the other
-rank:
+The operation states which rows of each rank's X a rank gathers (`spans`): all rows for an
+all-gather, its share of each X for an all-to-all. Every rank pulls the chunks of its peers with
+its own engines, one engine per peer. For 2 ranks and 4 chunks per shard, where x1 is the shard of
+the other rank:
 
     serial             engine | x1                     |
                        compute                         | x0 x1                  |
@@ -22,46 +22,47 @@ from typing import Protocol
 from weft.errors import InvalidPlan
 from weft.operation import split, starts
 from weft.plan.builder import Builder, refuse_impossible
+from weft.plan.contents import Contents, Held, Product, covers_once
 from weft.plan.order import slices
 from weft.plan.tasks import Buffer, Plan, Plannable, Region
-from weft.plan.trace import Contents, Piece, Product, covers_once
 from weft.schedule import Schedule
 
 HALF = ("bfloat16", "float16")
-"""Dtypes too short to hold partial sums: these are summed in float32."""
+"""Dtypes with too few bits for partial sums. Their sums are accumulated in float32."""
 
 
 class Gathering(Plannable, Protocol):
-    """An operation that gathers rows of x and multiplies them by every w of the rank."""
+    """An operation that gathers rows of x and multiplies them with every w of the rank."""
 
     @property
     def k(self) -> int: ...
 
     @property
     def columns(self) -> tuple[tuple[int, ...], ...]:
-        """Per rank, the columns of each W_i there."""
+        """Per rank, the columns of each of its W_i."""
         ...
 
     @property
     def gathered(self) -> bool:
-        """Whether the gathered rows are asked for too."""
+        """Whether the gathered rows are an output, too."""
         ...
 
     def x_rows(self, rank: int) -> int:
-        """Rows of x on a rank."""
+        """The rows of x on a rank."""
         ...
 
     def spans(self, rank: int) -> Sequence[tuple[int, int]]:
-        """(first row, rows) of every rank's x that the rank gathers, in this order."""
+        """The (first row, rows) that the rank gathers from each rank's x, in the order of ranks."""
         ...
 
 
 def default_depth(operation: Gathering, schedule: Schedule) -> int:
-    """How many chunks a shard is cut into where the schedule leaves it open.
+    """The number of chunks per shard if the schedule does not state it.
 
-    A fixed schedule takes `world`, as FiCCO does. Adaptive pays for a piece only when compute has
-    nothing better to do, so it cuts finer: the last chunk's GEMM, which nothing can hide, becomes
-    short. In place (direct) a shard is there as soon as its rank is, so cutting gains nothing.
+    A fixed schedule uses `world`, as FiCCO does. Adaptive runs a separate GEMM for a chunk only
+    when compute would otherwise be idle. So it uses more chunks, which shortens the GEMM of the
+    last chunk, the only one that nothing can hide. With `direct`, a shard can be read as soon as
+    its rank has entered the call, so chunks gain nothing.
     """
     if schedule.fusion != "adaptive":
         return operation.world
@@ -72,19 +73,21 @@ def default_depth(operation: Gathering, schedule: Schedule) -> int:
 
 
 def adaptive_depth(world: int, most: int) -> int:
-    """How many chunks adaptive makes of a shard of so many rows, the largest."""
+    """The number of chunks per shard under adaptive. most: the rows of the largest shard."""
     return max(world, min(32, most // 16))
 
 
 @lru_cache(maxsize=64)
 def lower(operation: Gathering, schedule: Schedule) -> Plan:
-    """The plan of all ranks for a schedule; refuses what cannot be, with the reason."""
+    """The plan of all ranks; raises `Unsupported` with the reason if the schedule is impossible."""
     refuse_impossible(schedule)
     depth = schedule.depth
     if depth is None:
         depth = default_depth(operation, schedule)
     builder = Builder(operation, schedule)
-    ranks = [_Rank(builder, operation, rank, max(depth, 1)) for rank in range(operation.world)]
+    ranks = [
+        _GatherRank(builder, operation, rank, max(depth, 1)) for rank in range(operation.world)
+    ]
     for rank in ranks:
         if operation.world == 1 or schedule.serial:
             rank.serial()
@@ -97,8 +100,8 @@ def lower(operation: Gathering, schedule: Schedule) -> Plan:
     return builder.plan()
 
 
-class _Rank:
-    """Lowers the part of one rank: its buffers, its pulls, its matmuls."""
+class _GatherRank:
+    """Lowers the tasks of one rank: its buffers, copies and matmuls."""
 
     def __init__(self, builder: Builder, op: Gathering, rank: int, depth: int) -> None:
         self.builder = builder
@@ -123,7 +126,7 @@ class _Rank:
 
     @property
     def gathered(self) -> Buffer:
-        """All of X in its natural order: an output where asked for, workspace where only needed."""
+        """The gathered X in the order of ranks: an output if requested, otherwise workspace."""
         if self._gathered is None:
             self._gathered = self.builder.add_buffer(
                 "gathered", self.rank, self.m, self.op.k, "workspace"
@@ -131,7 +134,7 @@ class _Rank:
         return self._gathered
 
     def serial(self) -> None:
-        """Gather everything, then one GEMM."""
+        """Gathers everything, then runs one GEMM."""
         if self.op.world == 1 and not self.op.gathered:
             self._matmul(self.own, 0)
             return
@@ -139,7 +142,7 @@ class _Rank:
         self._matmul(self.gathered.all(), 0, after=pulls)
 
     def unfused_rows(self) -> None:
-        """One GEMM per arrived chunk; or, adaptive, over whatever adjacent chunks have arrived."""
+        """One GEMM per chunk. Under adaptive, one GEMM may cover adjacent chunks that are there."""
         direct = self.builder.schedule.engine == "direct"
         adaptive = self.builder.schedule.fusion == "adaptive"
         if self.op.gathered:
@@ -166,8 +169,8 @@ class _Rank:
             )
 
     def fused_rows(self) -> None:
-        """One GEMM per step over the chunks of all sources, gathered side by side; the rows of its
-        result are scattered to where they belong."""
+        """One GEMM per step over the chunks of all sources, which are packed into one buffer. The
+        rows of its result are then scattered to their places."""
         op, builder = self.op, self.builder
         if op.gathered:
             self._pull(self.rank, 0, self.rows[self.rank])
@@ -215,7 +218,7 @@ class _Rank:
             base += rows
 
     def columns(self) -> None:
-        """Chunks are blocks of K: every GEMM adds its block's share to the rows it has."""
+        """Chunks are blocks of K: every GEMM accumulates the terms of its block into y."""
         op = self.op
         first_row, own = self.offsets[self.rank], self.rows[self.rank]
         if op.gathered and self.hetero:
@@ -246,7 +249,7 @@ class _Rank:
                 self.builder.permute(self.rank, moves, label=_name("round", i, self.w))
 
     def _sums(self) -> list[Buffer]:
-        """Where sums over K grow: the outputs, or float32 beside them for half precision."""
+        """The buffers for sums over K: the outputs, or float32 workspace for half precision."""
         if self.op.dtype not in HALF:
             return self.y
         return [
@@ -265,7 +268,7 @@ class _Rank:
         after: Sequence[int | None] = (),
         label: str = "all",
     ) -> None:
-        """a @ W_i into the rows from `row` on, for every W_i."""
+        """Writes a @ W_i to the rows from `row` on, for every W_i."""
         for i, (w, y) in enumerate(zip(self.w, into or self.y, strict=True)):
             self.builder.matmul(
                 self.rank,
@@ -291,7 +294,7 @@ class _Rank:
     def _chunk(
         self, source: int, row: int, rows: int, column: int = 0, columns: int | None = None
     ) -> Region:
-        """A chunk where it lies before it is gathered."""
+        """The region of a chunk before it is gathered."""
         columns = self.op.k if columns is None else columns
         return Region(source, "x", self.first[source] + row, rows, column, columns)
 
@@ -316,8 +319,8 @@ class _Rank:
     def _pack(
         self, step: list[tuple[int, int, int]], packed: Buffer, base: int, number: int
     ) -> list[int | None]:
-        """Brings the chunks of a step side by side: engines put them there at once, unless the
-        gathered X is asked for too and compute must gather them from it."""
+        """Packs the chunks of a step. Engines copy them into `packed` directly, unless the gathered
+        X is an output, too: then compute packs them from it."""
         arrived: list[int | None] = []
         moves: list[tuple[Region, Region]] = []
         for source, row, rows in step:
@@ -336,7 +339,7 @@ class _Rank:
         return [self.builder.permute(self.rank, moves, after=arrived, label=f"gather {number}")]
 
     def _steps(self) -> list[list[tuple[int, int, int]]]:
-        """(source, row, rows) of the chunks of every step; chunks without rows are left out."""
+        """(source, row, rows) of the chunks of every step, without empty chunks."""
         cuts = {source: split(self.rows[source], self.depth) for source in self.sources}
         reached = dict.fromkeys(self.sources, 0)
         steps = []
@@ -352,15 +355,15 @@ class _Rank:
         return steps
 
     def _row_chunks(self) -> list[tuple[int, int, int]]:
-        """All chunks in the order in which they are asked for."""
+        """All chunks in the order in which they are requested."""
         if self.builder.schedule.pattern == "peer":
             cut = {s: slices(self.rows[s], self.depth) for s in self.sources}
             return [(s, row, rows) for s in self.sources for row, rows in cut[s]]
         return [chunk for step in self._steps() for chunk in step]
 
     def _adjacent(self, step: list[tuple[int, int, int]]) -> bool:
-        """Whether the chunks of a step lie next to each other in the gathered X, in this order, and
-        come over links: then they need no packing."""
+        """Whether the chunks of a step are adjacent in the gathered X, in this order, and arrive
+        over links. If so, they need no packing."""
         reached: int | None = None
         for source, row, rows in step:
             there = self.offsets[source] + row
@@ -385,7 +388,7 @@ def _name(label: str, index: int, weights: list[Buffer]) -> str:
 
 
 def check(op: Gathering, contents: Contents) -> None:
-    """That every output holds what the operation asks for, each term exactly once."""
+    """Raises unless every output holds what the operation defines, each term exactly once."""
     for rank in range(op.world):
         places = _Places(op, rank)
         for index, n in enumerate(op.columns[rank]):
@@ -395,7 +398,7 @@ def check(op: Gathering, contents: Contents) -> None:
 
 
 class _Places:
-    """Where a rank's gathered rows belong."""
+    """The places of a rank's gathered rows."""
 
     def __init__(self, op: Gathering, rank: int) -> None:
         self.rank = rank
@@ -403,39 +406,39 @@ class _Places:
         self.offsets = starts([rows for _, rows in self.spans])
         self.m = sum(rows for _, rows in self.spans)
 
-    def holds(self, piece: Piece, source: int, row: int) -> bool:
-        """Whether a piece with rows of x of the source from `row` on is where it belongs."""
+    def holds(self, held: Held, source: int, row: int) -> bool:
+        """Whether a held rectangle is at the place for the source's x rows from `row` on."""
         first, rows = self.spans[source]
         at = row - first
-        inside = at >= 0 and at + piece.rows <= rows
-        return inside and piece.row == self.offsets[source] + at
+        inside = at >= 0 and at + held.rows <= rows
+        return inside and held.row == self.offsets[source] + at
 
 
 def _check_product(op: Gathering, places: _Places, contents: Contents, index: int, n: int) -> None:
     boxes, rank = [], places.rank
-    for piece in contents.of(rank, f"y{index}"):
-        value = piece.value
+    for held in contents.of(rank, f"y{index}"):
+        value = held.value
         if op.k == 0 and isinstance(value, Product):
-            # An empty sum has no terms to place, but its zeros must be written, and once.
-            boxes.append((piece.row, piece.rows, piece.column, piece.columns, 0, 1))
+            # An empty sum has no terms, but its zeros must be written exactly once.
+            boxes.append((held.row, held.rows, held.column, held.columns, 0, 1))
             continue
         if not isinstance(value, Product) or value.b != (rank, f"w{index}") or value.a[1] != "x":
-            raise InvalidPlan(f"y{index}@{rank} holds {piece.value} where a product belongs")
+            raise InvalidPlan(f"y{index}@{rank} holds {held.value} where a product belongs")
         source = value.a[0]
-        if not places.holds(piece, source, value.row) or piece.column != value.column:
+        if not places.holds(held, source, value.row) or held.column != value.column:
             raise InvalidPlan(f"y{index}@{rank}: the rows of x{source} are in the wrong place")
-        boxes.append((piece.row, piece.rows, piece.column, piece.columns, value.k, value.size))
+        boxes.append((held.row, held.rows, held.column, held.columns, value.k, value.size))
     covers_once(boxes, (places.m, n, max(op.k, 1)), f"y{index}@{rank}")
 
 
 def _check_gathered(op: Gathering, places: _Places, contents: Contents) -> None:
     boxes, rank = [], places.rank
-    for piece in contents.of(rank, "gathered"):
-        value = piece.value
+    for held in contents.of(rank, "gathered"):
+        value = held.value
         if isinstance(value, Product) or value.buffer[1] != "x":
             raise InvalidPlan(f"gathered@{rank} holds {value} where input rows belong")
         source = value.buffer[0]
-        if not places.holds(piece, source, value.row) or piece.column != value.column:
+        if not places.holds(held, source, value.row) or held.column != value.column:
             raise InvalidPlan(f"gathered@{rank}: a chunk of x{source} is in the wrong place")
-        boxes.append((piece.row, piece.rows, piece.column, piece.columns, 0, 1))
+        boxes.append((held.row, held.rows, held.column, held.columns, 0, 1))
     covers_once(boxes, (places.m, op.k, 1), f"gathered@{rank}")

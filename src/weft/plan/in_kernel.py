@@ -1,16 +1,18 @@
 """Lowers products that communicate from inside their kernel, and the serial all-reduce of few rows
 that they are compared with.
 
-A rank is one launch. Its workers make the pieces of its peers first, slice by slice over all of
-them, and store each straight into the memory of the rank that needs it; its own come last. For two
-ranks, with y1 what the other rank needs, `>` a store into its memory, and + a sum of both:
+Every rank launches one kernel. Its workers compute what peers need first, one slice for each peer
+in turn, and store each slice directly into the memory of that peer. The rank's own rows come last.
+For two ranks, where y1 is what the other rank needs, `>` is a store into its memory, and `+` is a
+sum over both ranks:
 
     all-to-all   compute| y1.0> y1.1> y1.2> y1.3> | y0 ........ |wait|
     all-reduce   compute| y1.0> y1.1> y1.2> y1.3> | y0.0 +> y0.1 +> y0.2 +> y0.3 +> |wait|
 
-All-to-all cuts rows: each row of the product has one rank that needs it. All-reduce cuts columns,
-so that a single row can be shared out: the owner of a block adds what all ranks made of it, in the
-order of ranks, and stores the sum into everyone's result. Nothing is packed, staged or copied.
+All-to-all cuts rows, because each row of the product is needed by one rank. All-reduce cuts
+columns, so that even a single row can be distributed: the owner of a block adds the products of all
+ranks, in the order of ranks, and stores the sum into every rank's result. Nothing is packed, staged
+or copied.
 """
 
 from __future__ import annotations
@@ -25,24 +27,24 @@ from weft.plan.tasks import Part, Plan, Region
 from weft.schedule import Schedule
 
 MAX_SLICES = 16
-"""What is for one peer is cut into at most so many slices, each with a counter of its own."""
+"""The largest number of slices per peer. Each slice has a counter of its own."""
 SLICE_COLUMNS = 128
 SLICE_ROWS = 64
 
 
 def sum_dtype(dtype: str) -> str:
-    """In which dtype partial sums travel: none is rounded before it is added."""
+    """The dtype in which partial sums are sent: they are not rounded before they are added."""
     return dtype if ITEM_BYTES[dtype] > 4 else "float32"
 
 
 def inbox_bytes(world: int, rank: int, m: int, n: int, dtype: str) -> int:
-    """The workspace of a rank into which peers store their parts of its sums."""
+    """The bytes of the workspace into which peers store their terms of a rank's sums."""
     return m * (world - 1) * split(n, world)[rank] * ITEM_BYTES[sum_dtype(dtype)]
 
 
 @lru_cache(maxsize=64)
 def lower(operation: Scattering, schedule: Schedule) -> Plan:
-    """The plan of all ranks, each of them one launch."""
+    """The plan of all ranks, with one launch per rank."""
     refuse_impossible(schedule, in_kernel=True)
     builder = Builder(operation, schedule)
     if operation.world == 1:
@@ -64,7 +66,7 @@ def _alone(builder: Builder, op: Scattering) -> None:
 
 
 def _peers(rank: int, world: int) -> list[int]:
-    """The other ranks, the next one first, so that no two ranks store to the same one at once."""
+    """The other ranks, starting with the next: no two ranks store to the same one at once."""
     return [(rank + step) % world for step in range(1, world)]
 
 
@@ -159,7 +161,7 @@ def _all_reduce(builder: Builder, op: Scattering, depth: int | None) -> None:
 
 
 def _writing(builder: Builder, tasks: list[int | None], region: Region) -> list[int]:
-    """Those of the tasks that write to a buffer."""
+    """The tasks that write to the buffer of a region."""
     return [
         task
         for task in tasks
@@ -169,8 +171,8 @@ def _writing(builder: Builder, tasks: list[int | None], region: Region) -> list[
 
 @lru_cache(maxsize=64)
 def lower_serial(operation: Scattering, schedule: Schedule) -> Plan:
-    """The serial all-reduce with columns shared out over the ranks: one product, an exchange of its
-    blocks, sums, and an exchange of those."""
+    """The serial all-reduce with columns distributed over the ranks: one product, an exchange of
+    its blocks, sums, and an exchange of the sums."""
     refuse_impossible(schedule)
     builder, op = Builder(operation, schedule), operation
     world, n, m = op.world, op.n, sum(op.sizes(0))

@@ -1,7 +1,8 @@
-"""Runs a plan in plain numpy, in any order that its dependencies allow: the meaning of a plan.
+"""Runs a plan in plain numpy, in any order that its dependencies allow. This defines what a plan
+means.
 
-Used by tests to check lowerings against a matrix product, and by anyone who wants to see what a
-plan does without processes, engines or torch.
+Tests use it to check lowerings against a matrix product. It also shows what a plan does without
+processes, engines or torch.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ Array = npt.NDArray[np.float64]
 def interpret(
     plan: Plan, inputs: Mapping[tuple[int, str], Array], seed: int = 0
 ) -> dict[tuple[int, str], Array]:
-    """The output buffers by (rank, name), after the tasks ran in a random allowed order.
+    """The output buffers by (rank, name), after the tasks have run in a random allowed order.
 
-    Memory that nothing has written is NaN, so that reading it shows.
+    Memory starts as NaN, so that a read of unwritten memory shows in the result.
     """
     memory = {
         (b.rank, b.name): np.array(inputs[(b.rank, b.name)], dtype=np.float64)

@@ -1,7 +1,7 @@
 """Matmul then all-reduce: Y = sum over ranks of X @ W, on every rank, with K cut over ranks.
 
 The rows are shared out: each rank adds its own as in a reduce-scatter, and passes the sums on. Of
-few rows there are not enough for all ranks: `fused` and `serial` then share out columns.
+few rows there are not enough for all ranks: `in-kernel` and `serial` then share out columns.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from weft.plan.tasks import Plan
 from weft.schedule import Schedule
 
 FEW_ROWS = 32
-"""Up to so many rows the product is bound by reading w (a GEMV)."""
+"""Up to this many rows, reading w bounds the time of the product, as in a GEMV."""
 
 
 @register
 @dataclass(frozen=True)
 class MatmulAllReduce(MatmulReduceScatter):
-    """Y = sum(X_s @ W_s for every rank s) on every rank. rows: how many of them each rank adds."""
+    """Y = sum(X_s @ W_s for every rank s) on every rank. rows: per rank, the rows that it adds."""
 
     name: ClassVar[str] = "matmul_all_reduce"
     everywhere: ClassVar[bool] = True
@@ -41,5 +41,5 @@ class MatmulAllReduce(MatmulReduceScatter):
 
 
 def shares_columns(schedule: Schedule, m: int, world: int) -> bool:
-    """Whether a serial all-reduce shares out columns instead of rows."""
+    """Whether a serial all-reduce distributes columns instead of rows."""
     return schedule.serial and schedule.engine != "direct" and m <= FEW_ROWS and world > 1

@@ -1,6 +1,6 @@
-"""Matmul then all-to-all: every rank multiplies its rows, and each goes to the rank it is for.
+"""Matmul then all-to-all: every rank multiplies its rows and sends each row to its target rank.
 
-What an MoE layer does after its experts (combine).
+This is the last GEMM of the experts of an MoE layer, followed by combine.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from typing import ClassVar
 
 from weft.operation import ITEM_BYTES, register, split
 from weft.plan import in_kernel, scattering
+from weft.plan.contents import Contents
 from weft.plan.tasks import Plan
-from weft.plan.trace import Contents
 from weft.schedule import Schedule
 
 
 @register
 @dataclass(frozen=True)
 class MatmulAllToAll:
-    """Y on rank r = the rows for r of X_s @ W_s, of every rank s in turn.
+    """Y on rank r = the rows of X_s @ W_s that are sent to r, in the order of ranks s.
 
     splits: per rank, how many of its rows go to each rank. inner: the K of every rank.
     """
@@ -35,7 +35,7 @@ class MatmulAllToAll:
 
     @classmethod
     def of(cls, m: int, n: int, k: int, world: int, dtype: str = "float32") -> MatmulAllToAll:
-        """The operation with M rows on every rank, evenly for all ranks."""
+        """The operation with M rows on every rank, split evenly over all ranks."""
         return cls((split(m, world),) * world, n, (k,) * world, dtype)
 
     @property
@@ -55,7 +55,7 @@ class MatmulAllToAll:
         return rows * self.n * ITEM_BYTES[self.dtype]
 
     def compute_only(self) -> MatmulAllToAll:
-        """The GEMM that one rank carries out."""
+        """The GEMM of one rank, without communication."""
         return replace(self, splits=((sum(self.splits[0]),),), inner=self.inner[:1])
 
     def sizes(self, maker: int) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Matmul then reduce-scatter: Y_r = rows r of the sum of X @ W, with K cut over ranks."""
+"""Matmul then reduce-scatter: Y_r = the rows of r in the sum of X @ W, with K cut over ranks."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import ClassVar, Self
 
 from weft.operation import ITEM_BYTES, register, split
 from weft.plan import scattering
+from weft.plan.contents import Contents
 from weft.plan.tasks import Plan
-from weft.plan.trace import Contents
 from weft.schedule import Schedule
 
 
 @register
 @dataclass(frozen=True)
 class MatmulReduceScatter:
-    """Y on rank r = rows of r in sum(X_s @ W_s for every rank s).
+    """Y on rank r = the rows of r in sum(X_s @ W_s for every rank s).
 
-    rows: how many of the M rows each rank keeps. inner: the K of every rank.
+    rows: per rank, how many of the M rows it keeps. inner: the K of every rank.
     """
 
     rows: tuple[int, ...]
@@ -54,7 +54,7 @@ class MatmulReduceScatter:
         return 0 if source == target else self.rows[target] * self.n * ITEM_BYTES[self.dtype]
 
     def compute_only(self) -> Self:
-        """The GEMM that one rank carries out."""
+        """The GEMM of one rank, without communication."""
         return replace(self, rows=(self.m,), inner=self.inner[:1])
 
     def sizes(self, maker: int) -> tuple[int, ...]:

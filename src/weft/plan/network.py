@@ -1,9 +1,8 @@
 """How plans are made where some ranks are on other machines.
 
 Where machines have several ranks, what they share crosses the network once (`two_level_*`); other
-plans are flat, and treat all peers alike. `adaptive` without a depth is not cut at all where there
-are too few rows to make two GEMMs of: each would read all of w. Nor is it cut as fine as inside a
-machine where rows are gathered, for a chunk is a message that threads of both sides must handle.
+plans are flat, and treat all peers alike. Where rows are gathered, `adaptive` without a depth cuts
+less finely than inside a machine, because a chunk is a message that threads of both sides handle.
 """
 
 from __future__ import annotations
@@ -19,18 +18,13 @@ from weft.plan.builder import refuse_impossible
 from weft.plan.gathering import default_depth
 from weft.plan.matmul_reduce_scatter import MatmulReduceScatter
 from weft.plan.nodes import Nodes
-from weft.plan.tasks import Matmul, Plan, Plannable
+from weft.plan.tasks import Plan, Plannable
 from weft.schedule import Schedule
-
-FEW_ROWS = 128
-"""Below so many rows to multiply on a rank, `adaptive` without a depth is serial."""
 
 MOST_CHUNKS = 8
 """Into so many chunks `adaptive` without a depth cuts a shard at most. On one core that computes as
 well, a call of 2048 x 1024 x 2048 took 191 ms of processor time with 32 chunks, 153 with 16, 130
 with 8 and 134 with 4."""
-
-_SERIAL = Schedule.parse("serial")
 
 
 def lower(operation: Plannable, schedule: Schedule, nodes: Sequence[int], levels: int = 2) -> Plan:
@@ -45,11 +39,9 @@ def lower(operation: Plannable, schedule: Schedule, nodes: Sequence[int], levels
             f"{schedule} cannot be run between machines: direct reads a peer's memory in place, "
             f"and a network has none to read; use {schedule.with_engine('dma')}"
         )
-    if schedule.fusion == "adaptive" and schedule.depth is None:
-        if _rows(operation) < FEW_ROWS:
-            schedule = _SERIAL
-        elif isinstance(operation, AllGatherMatmul | AllToAllMatmul):
-            schedule = replace(schedule, depth=min(MOST_CHUNKS, default_depth(operation, schedule)))
+    open_depth = schedule.fusion == "adaptive" and schedule.depth is None
+    if open_depth and isinstance(operation, AllGatherMatmul | AllToAllMatmul):
+        schedule = replace(schedule, depth=min(MOST_CHUNKS, default_depth(operation, schedule)))
     placed = Nodes(tuple(nodes))
     if min(placed.levels, levels) == 2:
         refuse_impossible(schedule)
@@ -61,9 +53,3 @@ def lower(operation: Plannable, schedule: Schedule, nodes: Sequence[int], levels
         ):
             return two_level_scattering.lower(operation, schedule, placed)
     return operation.lower(schedule)
-
-
-def _rows(operation: Plannable) -> int:
-    """The rows that the rank with most of them multiplies."""
-    tasks = operation.lower(_SERIAL).tasks
-    return max((task.c.rows for task in tasks if isinstance(task, Matmul)), default=0)

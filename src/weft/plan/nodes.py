@@ -1,7 +1,7 @@
-"""Which ranks are on which machine, and who carries what between machines.
+"""Which ranks are on which machine, and which rank transfers what between machines.
 
-What several ranks of a machine need from another one (or give to it) crosses the network
-once: one of them, its carrier, sends or receives it, and the others use shared memory.
+Data that several ranks of a machine need from another machine, or send to it, crosses the network
+once: one of them, the carrier, sends or receives it, and the others use shared memory.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ class Nodes:
 
     @property
     def levels(self) -> int:
-        """2 if ranks share a machine and others are elsewhere, else 1."""
+        """2 if there are several machines and one of them has several ranks, else 1."""
         return 2 if 1 < len(self.numbers) < len(self.of) else 1
 
     def members(self, node: int) -> list[int]:
         return [rank for rank, number in enumerate(self.of) if number == node]
 
     def mates(self, rank: int) -> list[int]:
-        """The other ranks of a rank's machine, the next one first."""
+        """The other ranks on a rank's machine, starting with the next."""
         return _after(self.members(self.of[rank]), rank)
 
     def others(self, rank: int) -> list[int]:
-        """The machines other than a rank's own, the next one first."""
+        """The machines other than a rank's own, starting with the next."""
         return _after(self.numbers, self.of[rank])
 
     def carrier(self, rank: int, node: int) -> int:
-        """The rank of a machine that carries what comes from, or goes to, a rank of another."""
+        """The rank on `node` that transfers data from, or to, a rank on another machine."""
         position = self.members(self.of[rank]).index(rank)
         members = self.members(node)
         return members[position % len(members)]

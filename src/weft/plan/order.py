@@ -1,4 +1,4 @@
-"""What must happen before what: dependencies and lane queues together, for one plan."""
+"""The order of the tasks of a plan: dependencies and lane queues together."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from weft.plan.tasks import AnyTask, Plan
 
 
 def predecessors(plan: Plan) -> list[list[int]]:
-    """For every task, the tasks that must have ended: its `after`, and those ahead in its lane.
+    """For every task, the tasks that must end before it: its `after`, and those ahead in its lane.
 
-    Loose tasks may run in any order among themselves, so a lane orders them only against the fixed
+    Loose tasks may run in any order among themselves. A lane orders them only relative to the fixed
     tasks around them.
     """
     before: list[list[int]] = [list(task.after) for task in plan.tasks]
@@ -33,9 +33,9 @@ def predecessors(plan: Plan) -> list[list[int]]:
 def topological(
     plan: Plan, before: list[list[int]], pick: Callable[[list[int]], int] = list.pop
 ) -> list[int]:
-    """All tasks, each after its predecessors; refuses a plan in which tasks wait for each other.
+    """All tasks, each after its predecessors. Raises `InvalidPlan` if there is a cycle.
 
-    `pick` takes the next task out of those that are ready.
+    `pick` removes the next task from the list of ready ones.
     """
     waiting = [len(tasks) for tasks in before]
     followers: list[list[int]] = [[] for _ in before]
@@ -59,7 +59,7 @@ def topological(
 
 
 def ancestors(order: list[int], before: list[list[int]]) -> list[int]:
-    """For every task, the set of all tasks that surely ended before it starts, as a bit mask."""
+    """For every task, the bit mask of all tasks that must have ended before it starts."""
     masks = [0] * len(before)
     for task in order:
         mask = 0
@@ -71,7 +71,7 @@ def ancestors(order: list[int], before: list[list[int]]) -> list[int]:
 
 @lru_cache(maxsize=256)
 def slices(total: int, parts: int) -> tuple[tuple[int, int], ...]:
-    """(offset, size) of each part of an even cut; empty parts are left out, but one stays."""
+    """(offset, size) of each part of an even cut, without empty parts; at least one part."""
     base, rest = divmod(total, parts)
     cut, offset = [], 0
     for part in range(parts):

@@ -1,10 +1,11 @@
-"""Lowers what is first multiplied and then sent: every rank makes X @ W, and each row of it goes to
-the rank that owns it, which adds what it gets from all (reduce-scatter), or keeps it (all-to-all).
+"""Lowers operations that multiply and then send. Every rank computes X @ W, and each row of it goes
+to the rank that owns the row. The owner adds what it receives from all ranks (reduce-scatter), or
+keeps it (all-to-all).
 
-Which rows go to whom is the operation's to say (`spans`). A rank makes the chunks of its peers
-first, those of the next rank before those of the one after it, and its own last, so that links work
-from the first chunk on. Owners pull a chunk as soon as it is made. For 2 ranks, with y1 the rows
-that the other rank owns:
+The operation states how many rows go to each owner (`sizes`). A rank computes the chunks of its
+peers first, starting with the next rank, and its own chunks last. So links are busy from the first
+chunk on. Owners pull a chunk as soon as it is computed. For 2 ranks, where y1 are the rows that the
+other rank owns:
 
     serial             compute| y0 y1                  |                        |+|
                        engine                          | y0                     |
@@ -13,15 +14,16 @@ that the other rank owns:
     adaptive           compute| y1.0  y1.1  y1.2  y1.3 | y0.0 + y0.1 + y0.2 + y0.3 |+|
                        engine        | y0.0  y0.1  y0.2  y0.3 |
 
-Cut by columns (2d), a chunk is a block of N: the sums over K are whole in every chunk. Direct makes
-a chunk in its owner's memory. Where all ranks need the sums (all-reduce), owners pass them on chunk
-by chunk, too, and adaptive weaves a rank's own chunks between those of its peers, one step behind,
-so that links always have work; small chunks come first and last. s1 are the sums of the other rank:
+Cut by columns (2d), a chunk is a block of N, so that every chunk has complete sums over K. With
+`direct`, a rank writes a chunk into its owner's memory. If all ranks need the sums (all-reduce),
+owners also send them chunk by chunk. Adaptive then interleaves a rank's own chunks with those of
+its peers, one step behind, so that links always have work. The first and last chunks are small. s1
+are the sums of the other rank:
 
     adaptive           compute| y1.0  y1.1  y0.0+ y1.2  y0.1+ y1.3  y0.2+ y0.3+ |+|
                        engine        | y0.0 | y0.1 | s1.0 | y0.2 | s1.1 | y0.3 | s1.2 | s1.3 |
 
-Sums are in the order of ranks, whatever the order of arrival.
+Sums are always in the order of ranks, whatever the order of arrival.
 """
 
 from __future__ import annotations
@@ -32,11 +34,11 @@ from typing import NamedTuple, Protocol
 
 from weft.errors import InvalidPlan
 from weft.operation import ITEM_BYTES, starts
-from weft.plan.blocks import Cell, cells, depth_of
+from weft.plan.blocks import Block, cut_blocks, depth_of
 from weft.plan.builder import Builder, refuse_impossible
+from weft.plan.contents import Contents, Product, covers_once
 from weft.plan.order import slices
 from weft.plan.tasks import Plan, Plannable, Region
-from weft.plan.trace import Contents, Product, covers_once
 from weft.schedule import Schedule
 
 
@@ -53,7 +55,7 @@ class Scattering(Plannable, Protocol):
 
     @property
     def summed(self) -> bool:
-        """Whether an owner adds what it gets from all ranks; otherwise it keeps all of it."""
+        """Whether an owner adds what it receives from all ranks; otherwise it keeps every row."""
         ...
 
     @property
@@ -62,15 +64,15 @@ class Scattering(Plannable, Protocol):
         ...
 
     def sizes(self, maker: int) -> Sequence[int]:
-        """How many rows of a rank's product go to each owner, in the order of its rows."""
+        """The rows of a rank's product that go to each owner, in row order."""
         ...
 
 
 def default_depth(operation: Scattering, schedule: Schedule) -> int:
-    """How many chunks the rows for an owner are cut into where the schedule leaves it open.
+    """The number of chunks per owner if the schedule does not state it.
 
-    A fixed schedule takes `world`. Adaptive cuts finer, for links stand still until the first chunk
-    is made; but every chunk is a GEMM of its own (`plan.blocks`).
+    A fixed schedule uses `world`. Adaptive uses more, because links are idle until the first chunk
+    is computed. But every chunk is a GEMM of its own, which limits their number (`plan.blocks`).
     """
     if schedule.fusion != "adaptive":
         return operation.world
@@ -83,8 +85,10 @@ def default_depth(operation: Scattering, schedule: Schedule) -> int:
 def shared_bytes(
     schedule: Schedule, world: int, made: int, owned: int, n: int, dtype: str, summed: bool
 ) -> dict[str, int]:
-    """The workspace of a rank that peers touch: `made` rows of the product, of which it owns
-    `owned` where they are summed, or keeps so many in all."""
+    """The bytes of the workspaces of a rank that peers read or write, by name.
+
+    made: the rows of its product. owned: the rows that it adds, or keeps.
+    """
     row = n * ITEM_BYTES[dtype]
     if schedule.engine != "direct":
         return {"partial": made * row}
@@ -93,16 +97,18 @@ def shared_bytes(
 
 @lru_cache(maxsize=64)
 def lower(operation: Scattering, schedule: Schedule) -> Plan:
-    """The plan of all ranks for a schedule; refuses what cannot be, with the reason."""
+    """The plan of all ranks; raises `Unsupported` with the reason if the schedule is impossible."""
     refuse_impossible(schedule)
     depth = default_depth(operation, schedule) if schedule.depth is None else schedule.depth
     builder = Builder(operation, schedule)
-    ranks = [_Rank(builder, operation, rank, max(depth, 1)) for rank in range(operation.world)]
+    ranks = [
+        _ScatterRank(builder, operation, rank, max(depth, 1)) for rank in range(operation.world)
+    ]
     if operation.world == 1:
         ranks[0].alone()
         return builder.plan()
-    if all(rank.woven for rank in ranks):
-        _weave(ranks)
+    if all(rank.interleaved for rank in ranks):
+        _interleave(ranks)
         return builder.plan()
     for rank in ranks:
         rank.make()
@@ -116,10 +122,10 @@ def lower(operation: Scattering, schedule: Schedule) -> Plan:
     return builder.plan()
 
 
-def _weave(ranks: Sequence[_Rank]) -> None:
-    """Every rank makes the chunks of its peers, and between them, one step behind, its own: by then
-    the peers' parts of these have come, so that sums are on their way while there is still much to
-    make, and links are never without work."""
+def _interleave(ranks: Sequence[_ScatterRank]) -> None:
+    """Interleaves each rank's own chunks, one step behind, with the chunks of its peers. By then
+    the peers' terms of these chunks have arrived, so that sums are sent while there is still much
+    to compute, and links always have work."""
     for step in range(max(rank.num_steps for rank in ranks) + 1):
         for rank in ranks:
             rank.make_step(step)
@@ -134,7 +140,7 @@ def _weave(ranks: Sequence[_Rank]) -> None:
 
 
 class _Made(NamedTuple):
-    """A piece of the product for one owner: rows and columns of it, where it lies, its task."""
+    """A block of the product for one owner: its rows and columns, its region, and its task."""
 
     row: int
     rows: int
@@ -144,8 +150,8 @@ class _Made(NamedTuple):
     task: int | None
 
 
-class _Rank:
-    """Lowers the part of one rank."""
+class _ScatterRank:
+    """Lowers the tasks of one rank."""
 
     def __init__(self, builder: Builder, op: Scattering, rank: int, depth: int) -> None:
         self.builder, self.op, self.rank, self.depth = builder, op, rank, depth
@@ -163,7 +169,7 @@ class _Rank:
         self.made: dict[int, list[_Made]] = {owner: [] for owner in range(op.world)}
         self.arrived: dict[int, list[_Made]] = {}
         self.sums: list[_Made] = []
-        self.woven = self.adaptive and self.hetero and op.everywhere and not self.direct
+        self.interleaved = self.adaptive and self.hetero and op.everywhere and not self.direct
         self._pulled: int | None = None
         self._multiplied: int | None = None
         self._num_made = 0
@@ -196,35 +202,35 @@ class _Rank:
     # -- making ------------------------------------------------------------------------------------
 
     def make(self) -> None:
-        """The products of the peers; with a uniform start, of this rank among them."""
+        """Computes the products of the peers and, with a uniform start, of this rank."""
         if self.schedule.serial:
             self._multiply_span(0, sum(self.rows), 0, self.op.n, "all")
         elif self.schedule.cut == "columns":
             for column, columns in slices(self.op.n, self.depth):
-                for row, rows in self._blocks():
+                for row, rows in self._row_spans():
                     label = f"columns {column}:{column + columns}"
                     self._multiply_span(row, rows, column, columns, label)
         elif self.schedule.fusion == "fused":
             self._fused()
         else:
-            for owner, cell in self._chunks():
-                self._multiply_chunk(owner, cell)
+            for owner, block in self._chunks():
+                self._multiply_chunk(owner, block)
 
     @property
     def num_steps(self) -> int:
-        return max((len(self._cells(owner)) for owner in range(self.op.world)), default=0)
+        return max((len(self._blocks(owner)) for owner in range(self.op.world)), default=0)
 
     def make_step(self, step: int) -> None:
-        """The products of this step for all peers, and of the step before it for this rank."""
+        """Computes this step's chunks of all peers, and the previous step's chunk of this rank."""
         for owner in [*self.owners, self.rank]:
-            cells, number = self._cells(owner), step - (owner == self.rank)
-            if 0 <= number < len(cells):
-                # Loose, so that sums may come between, and each after the last, in this order.
-                self._multiply_chunk(owner, cells[number], merge=self._num_made)
+            blocks, number = self._blocks(owner), step - (owner == self.rank)
+            if 0 <= number < len(blocks):
+                # Loose tasks, so that sums may run between them. Each follows the last product.
+                self._multiply_chunk(owner, blocks[number], merge=self._num_made)
                 self._num_made += 1
 
-    def _blocks(self) -> list[tuple[int, int]]:
-        """The rows that one GEMM of a step has, where columns are cut."""
+    def _row_spans(self) -> list[tuple[int, int]]:
+        """(first row, rows) of the GEMMs of a step when columns are cut."""
         if self.schedule.fusion != "fused":
             return [(self.first[owner], self.rows[owner]) for owner in self.owners]
         if not self.hetero:
@@ -233,7 +239,7 @@ class _Rank:
         return [(end, sum(self.rows) - end), (0, self.first[self.rank])]
 
     def _multiply_span(self, row: int, rows: int, column: int, columns: int, label: str) -> None:
-        """One GEMM over rows of several owners, where they lie."""
+        """One GEMM over adjacent rows of several owners."""
         region = Region(self.rank, "partial", row, rows, column, columns)
         task = self._matmul(self.x.rows_of(row, rows), column, columns, region, label)
         for owner, (first, size) in enumerate(zip(self.first, self.rows, strict=True)):
@@ -241,9 +247,9 @@ class _Rank:
                 part = Region(self.rank, "partial", first, size, column, columns)
                 self.made[owner].append(_Made(0, size, column, columns, part, task))
 
-    def _multiply_chunk(self, owner: int, cell: Cell, merge: int | None = None) -> None:
-        """One GEMM over a chunk of one owner, to where it is needed if that can be."""
-        row, rows, column, columns = cell
+    def _multiply_chunk(self, owner: int, block: Block, merge: int | None = None) -> None:
+        """One GEMM over a chunk of one owner, written to its final place if possible."""
+        row, rows, column, columns = block
         rank, at, where = self.rank, self.first[owner] + row, "partial"
         if owner == rank and not self.op.summed:
             at, where = self.places[owner] + row, "y"
@@ -256,21 +262,21 @@ class _Rank:
         label = f"y{owner}[{row}:{row + rows}]"
         if columns < self.op.n:
             label += f"[{column}:{column + columns}]"
-        after = self._multiplied if self.woven else None
+        after = self._multiplied if self.interleaved else None
         task = self._matmul(a, column, columns, region, label, merge=merge, after=after)
         self._multiplied = task if task is not None else self._multiplied
-        self.made[owner].append(_Made(*cell, region, task))
+        self.made[owner].append(_Made(*block, region, task))
 
-    def _whole(self, owner: int) -> Cell:
+    def _whole(self, owner: int) -> Block:
         return 0, self.rows[owner], 0, self.op.n
 
     def _fused(self) -> None:
-        """One GEMM per step over the chunks of all owners, which are gathered side by side."""
+        """One GEMM per step over the chunks of all owners, which are packed into one buffer."""
         base, packed = 0, None
         for number, step in enumerate(self._steps()):
-            sizes = [cell[1] for _, cell in step]
+            sizes = [block[1] for _, block in step]
             rows = sum(sizes)
-            at = [self.first[owner] + cell[0] for owner, cell in step]
+            at = [self.first[owner] + block[0] for owner, block in step]
             ends = [a + size for a, size in zip(at, sizes, strict=True)]
             if at[1:] == ends[:-1]:
                 a, after = self.x.rows_of(at[0], rows), None
@@ -286,22 +292,22 @@ class _Rank:
                 after = self.builder.permute(self.rank, moves, label=f"gather {number}")
             region = self.partial.rows_of(base, rows)
             task = self._matmul(a, 0, self.op.n, region, f"step {number}", after=after)
-            for owner, cell in step:
-                part = self.partial.rows_of(base, cell[1])
-                self.made[owner].append(_Made(*cell, part, task))
-                base += cell[1]
+            for owner, block in step:
+                part = self.partial.rows_of(base, block[1])
+                self.made[owner].append(_Made(*block, part, task))
+                base += block[1]
         self._base = base
 
-    def _steps(self) -> list[list[tuple[int, Cell]]]:
-        """(owner, what of its rows) of the chunks of every step."""
-        cuts = [[(owner, cell) for cell in self._cells(owner)] for owner in self.owners]
+    def _steps(self) -> list[list[tuple[int, Block]]]:
+        """(owner, block of its rows) of the chunks of every step."""
+        cuts = [[(owner, block) for block in self._blocks(owner)] for owner in self.owners]
         longest = max(map(len, cuts), default=0)
         return [[cut[i] for cut in cuts if i < len(cut)] for i in range(longest)]
 
-    def _chunks(self) -> list[tuple[int, Cell]]:
+    def _chunks(self) -> list[tuple[int, Block]]:
         if self.schedule.pattern == "all":
             return [chunk for step in self._steps() for chunk in step]
-        return [(owner, cell) for owner in self.owners for cell in self._cells(owner)]
+        return [(owner, block) for owner in self.owners for block in self._blocks(owner)]
 
     def _matmul(
         self,
@@ -317,15 +323,15 @@ class _Rank:
         return self.builder.matmul(self.rank, a, w, c, merge=merge, after=[after], label=label)
 
     def _box(self, maker: int, owner: int) -> int:
-        """The first row of a maker's chunks in their owner's inbox."""
+        """The first row of a maker's chunks in the inbox of their owner."""
         if self.op.summed:
             return self.op.sizes(maker)[owner] * (maker - (maker > owner))
         return sum(self.op.sizes(other)[owner] for other in range(maker))
 
     # -- sending -----------------------------------------------------------------------------------
 
-    def pull(self, ranks: Sequence[_Rank]) -> None:
-        """Fetches what peers made for this rank, in the order in which they make it."""
+    def pull(self, ranks: Sequence[_ScatterRank]) -> None:
+        """Pulls what peers computed for this rank, in the order in which they compute it."""
         self.arrived = {maker: [] for maker in self.makers}
         if self.direct:
             for maker in self.makers:
@@ -334,31 +340,31 @@ class _Rank:
         made = [ranks[maker].made[self.rank] for maker in self.makers]
         if self.schedule.pattern == "peer":
             order = [
-                (m, piece) for m, some in zip(self.makers, made, strict=True) for piece in some
+                (m, product) for m, some in zip(self.makers, made, strict=True) for product in some
             ]
         else:
             longest = max(map(len, made), default=0)
             pairs = list(zip(self.makers, made, strict=True))
             order = [(m, some[i]) for i in range(longest) for m, some in pairs if i < len(some)]
-        for maker, piece in order:
-            self._pull_piece(maker, piece)
+        for maker, product in order:
+            self._pull_product(maker, product)
 
-    def pull_step(self, ranks: Sequence[_Rank], step: int) -> None:
-        """Fetches what peers made for this rank in one step."""
+    def pull_step(self, ranks: Sequence[_ScatterRank], step: int) -> None:
+        """Pulls what peers computed for this rank in one step."""
         for maker in self.makers:
             arrived = self.arrived.setdefault(maker, [])
-            pieces = ranks[maker].made[self.rank]
-            if len(arrived) == step < len(pieces):
-                self._pull_piece(maker, pieces[step])
+            products = ranks[maker].made[self.rank]
+            if len(arrived) == step < len(products):
+                self._pull_product(maker, products[step])
 
-    def _pull_piece(self, maker: int, piece: _Made) -> None:
+    def _pull_product(self, maker: int, product: _Made) -> None:
         if self.op.summed:
-            target, row = "inbox", self._box(maker, self.rank) + piece.row
+            target, row = "inbox", self._box(maker, self.rank) + product.row
         else:
-            target, row = "y", self.places[maker] + piece.row
-        region = Region(self.rank, target, row, piece.rows, piece.column, piece.columns)
-        task = self._copy(maker, piece.region, region, piece.task, f"y{self.rank} of {maker}")
-        self.arrived[maker].append(piece._replace(region=region, task=task))
+            target, row = "y", self.places[maker] + product.row
+        region = Region(self.rank, target, row, product.rows, product.column, product.columns)
+        task = self._copy(maker, product.region, region, product.task, f"y{self.rank} of {maker}")
+        self.arrived[maker].append(product._replace(region=region, task=task))
 
     def _copy(
         self, peer: int, source: Region, target: Region, after: int | None, label: str
@@ -373,31 +379,31 @@ class _Rank:
 
     # -- completing --------------------------------------------------------------------------------
 
-    def complete(self, ranks: Sequence[_Rank]) -> None:
-        """This rank's own rows, and what it does with those that peers made for it."""
-        own = self._cells(self.rank)
+    def complete(self, ranks: Sequence[_ScatterRank]) -> None:
+        """Computes this rank's own rows, and adds or keeps what peers computed for it."""
+        own = self._blocks(self.rank)
         if self.hetero and self.rows[self.rank]:
-            if self.adaptive and self.op.everywhere:  # direct: peers read sums as they are made
-                for number, cell in enumerate(own):
-                    self._multiply_chunk(self.rank, cell, merge=number)
+            if self.adaptive and self.op.everywhere:  # direct: peers read sums as they are computed
+                for number, block in enumerate(own):
+                    self._multiply_chunk(self.rank, block, merge=number)
             elif self.schedule.fusion == "fused" and self.schedule.cut == "rows":
                 self._multiply_last()
             else:
                 self._multiply_chunk(self.rank, self._whole(self.rank))
         if self.op.summed:
-            for cell in own:
-                self._sum(cell)
+            for block in own:
+                self._sum(block)
         else:
             self._keep()
 
     def sum_step(self, step: int) -> None:
         """One sum of this rank's own rows."""
-        own = self._cells(self.rank)
+        own = self._blocks(self.rank)
         if 0 <= step < len(own):
             self._sum(own[step])
 
     def _multiply_last(self) -> None:
-        """This rank's own rows behind those of the fused steps."""
+        """Computes this rank's own rows after the fused steps."""
         own = self.rows[self.rank]
         if not self.op.summed:
             self._multiply_chunk(self.rank, self._whole(self.rank))
@@ -407,124 +413,124 @@ class _Rank:
         task = self._matmul(a, 0, self.op.n, region, "local shard")
         self.made[self.rank].append(_Made(0, own, 0, self.op.n, region, task))
 
-    def _cells(self, owner: int) -> list[Cell]:
-        """How the rows that this rank makes for an owner are cut: where they are summed, alike on
-        all ranks that make them."""
+    def _blocks(self, owner: int) -> list[Block]:
+        """The blocks into which the rows for an owner are cut. If they are summed, all ranks cut
+        them in the same way."""
         rows, n = self.rows[owner], self.op.n
         if self.schedule.serial:
             cut = [(0, rows, 0, n)]
         elif self.schedule.cut == "columns":
             cut = [(0, rows, *part) for part in slices(n, self.depth)]
         elif self.adaptive:
-            cut = cells(rows, n, self.depth, tapered=self.op.everywhere)
+            cut = cut_blocks(rows, n, self.depth, tapered=self.op.everywhere)
         else:
             cut = [(*part, 0, n) for part in slices(rows, self.depth)]
-        return [cell for cell in cut if cell[1]]
+        return [block for block in cut if block[1]]
 
-    def _sum(self, cell: Cell) -> None:
-        row, rows, column, columns = cell
-        pieces = [
-            _find(self.made[self.rank] if maker == self.rank else self.arrived[maker], cell)
+    def _sum(self, block: Block) -> None:
+        row, rows, column, columns = block
+        products = [
+            _find(self.made[self.rank] if maker == self.rank else self.arrived[maker], block)
             for maker in range(self.op.world)
         ]
         where = "reduced" if self.op.everywhere else "y"
         target = Region(self.rank, where, row, rows, column, columns)
         task = self.builder.reduce(
             self.rank,
-            [piece.region for piece in pieces],
+            [product.region for product in products],
             [target],
             early=self.adaptive and self.hetero,
-            after=[piece.task for piece in pieces],
+            after=[product.task for product in products],
             label=f"sum [{row}:{row + rows}]",
         )
-        self.sums.append(_Made(*cell, target, task))
+        self.sums.append(_Made(*block, target, task))
 
     def _keep(self) -> None:
-        """Brings to y what does not lie there yet."""
-        pieces = {**self.arrived, self.rank: self.made[self.rank]}
-        for maker, some in pieces.items():
-            for piece in some:
-                if piece.region.key == self.y.all().key:
+        """Copies to y what is not there yet."""
+        products = {**self.arrived, self.rank: self.made[self.rank]}
+        for maker, some in products.items():
+            for product in some:
+                if product.region.key == self.y.all().key:
                     continue
-                at = self.places[maker] + piece.row
-                target = Region(self.rank, "y", at, piece.rows, piece.column, piece.columns)
-                label = f"keep [{at}:{at + piece.rows}]"
-                move = [(piece.region, target)]
-                self.builder.permute(self.rank, move, after=[piece.task], label=label)
+                at = self.places[maker] + product.row
+                target = Region(self.rank, "y", at, product.rows, product.column, product.columns)
+                label = f"keep [{at}:{at + product.rows}]"
+                move = [(product.region, target)]
+                self.builder.permute(self.rank, move, after=[product.task], label=label)
 
-    def gather(self, ranks: Sequence[_Rank]) -> None:
-        """Fetches the sums of all other owners, in the order in which they add them."""
+    def gather(self, ranks: Sequence[_ScatterRank]) -> None:
+        """Pulls the sums of all other owners, in the order in which they are computed."""
         for number in range(max(len(rank.sums) for rank in ranks)):
             self.gather_step(ranks, number)
         self.bring_own()
 
-    def gather_step(self, ranks: Sequence[_Rank], number: int) -> None:
-        """Fetches one sum of every other owner."""
+    def gather_step(self, ranks: Sequence[_ScatterRank], number: int) -> None:
+        """Pulls one sum from every other owner."""
         for owner in self.makers:
             if not 0 <= number < len(ranks[owner].sums):
                 continue
-            piece = ranks[owner].sums[number]
-            at = self.first[owner] + piece.row
-            target = Region(self.rank, "y", at, piece.rows, piece.column, piece.columns)
+            product = ranks[owner].sums[number]
+            at = self.first[owner] + product.row
+            target = Region(self.rank, "y", at, product.rows, product.column, product.columns)
             if not self.direct:
-                self._copy(owner, piece.region, target, piece.task, f"sum of {owner}")
+                self._copy(owner, product.region, target, product.task, f"sum of {owner}")
                 continue
             self.builder.reduce(
                 self.rank,
-                [piece.region],
+                [product.region],
                 [target],
                 early=self.adaptive and self.hetero,
-                after=[piece.task],
-                label=f"sum of {owner} [{at}:{at + piece.rows}]",
+                after=[product.task],
+                label=f"sum of {owner} [{at}:{at + product.rows}]",
             )
 
     def bring_own(self) -> None:
-        """This rank's own sums come to y at the end, when compute has nothing better to do."""
+        """Copies this rank's own sums to y at the end, when compute is otherwise idle."""
         own = self.y.rows_of(self.first[self.rank], self.rows[self.rank])
-        after = [piece.task for piece in self.sums]
+        after = [product.task for product in self.sums]
         self.builder.permute(self.rank, [(self.reduced.all(), own)], after=after, label="own sums")
 
 
-def _find(pieces: Sequence[_Made], cell: Cell) -> _Made:
-    """The part of a rank's products that a cell is."""
-    row, rows, column, columns = cell
-    for piece in pieces:
-        down, right = row - piece.row, column - piece.column
-        if 0 <= down <= piece.rows - rows and 0 <= right <= piece.columns - columns:
-            r = piece.region
+def _find(products: Sequence[_Made], block: Block) -> _Made:
+    """The product that contains a block."""
+    row, rows, column, columns = block
+    for product in products:
+        down, right = row - product.row, column - product.column
+        if 0 <= down <= product.rows - rows and 0 <= right <= product.columns - columns:
+            r = product.region
             part = Region(r.rank, r.buffer, r.row + down, rows, r.column + right, columns)
-            return _Made(*cell, part, piece.task)
+            return _Made(*block, part, product.task)
     raise InvalidPlan(f"no product has rows {row}:{row + rows}")
 
 
 def check(op: Scattering, contents: Contents) -> None:
-    """That every output holds every term of every rank that it should, exactly once."""
+    """Raises unless every output holds each term of each rank that belongs there exactly once."""
     for rank in range(op.world):
         found: dict[int, list[tuple[int, int, int, int, int, int]]] = {
             maker: [] for maker in range(op.world)
         }
-        for piece in contents.of(rank, "y"):
-            value = piece.value
+        for held in contents.of(rank, "y"):
+            value = held.value
             if not isinstance(value, Product) or value.b[1] != "w":
                 raise InvalidPlan(f"y@{rank} holds {value} where a product belongs")
             maker = value.b[0]
             place, first, rows = _block(op, rank, maker)
-            at = piece.row - place
-            inside = at >= 0 and at + piece.rows <= rows
-            # An empty sum has no terms to place, but its zeros must be written, and once.
+            at = held.row - place
+            inside = at >= 0 and at + held.rows <= rows
+            # An empty sum has no terms, but its zeros must be written exactly once.
             empty = op.inner[maker] == 0
             right = (value.a, value.row) == ((maker, "x"), first + at) or empty
-            if not inside or not right or value.column != piece.column:
+            if not inside or not right or value.column != held.column:
                 raise InvalidPlan(f"y@{rank}: rows of rank {maker} are in the wrong place")
             k = (0, 1) if empty else (value.k, value.size)
-            found[maker].append((at, piece.rows, piece.column, piece.columns, *k))
+            found[maker].append((at, held.rows, held.column, held.columns, *k))
         for maker, boxes in found.items():
             size = (_block(op, rank, maker)[2], op.n, max(op.inner[maker], 1))
             covers_once(boxes, size, f"y@{rank} from rank {maker}")
 
 
 def _block(op: Scattering, rank: int, maker: int) -> tuple[int, int, int]:
-    """(row of y, row of the product, rows) of what a rank's y holds of a maker's product."""
+    """(row of y, row of the product, rows) of a maker's product in a rank's y."""
     sizes = list(op.sizes(maker))
     if op.everywhere:
         return 0, 0, sum(sizes)

@@ -20,8 +20,8 @@ BufferKind = Literal["input", "output", "workspace", "inplace"]
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """A matrix in the memory of one rank. Inputs are there before the plan starts, as is what
-    is worked on in place."""
+    """A matrix in the memory of one rank. Buffers of kind `input` and `inplace` hold data before
+    the plan starts."""
 
     name: str
     rank: int
@@ -68,7 +68,7 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What all tasks have. `after` lists the ids of tasks that must have ended first."""
+    """The fields of every task. `after` lists the ids of the tasks that must end first."""
 
     id: int
     rank: int
@@ -83,7 +83,7 @@ class Task:
 
     @property
     def loose(self) -> bool:
-        """Whether the adaptive policy chooses when it runs, among its loose neighbours."""
+        """Whether the adaptive policy may reorder it among its loose neighbours."""
         return False
 
     def reads(self) -> tuple[Region, ...]:
@@ -95,10 +95,10 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Copy(Task):
-    """Moves a region on the engine lane of a peer; source and target have the same shape.
+    """Copies a region on the engine lane of a peer. Source and target have the same shape.
 
-    One command may do more: bring the same bytes to further targets (`also`), or exchange source
-    and target (`swaps`). One that is not `prelaunched` is given to its engine when it is due.
+    One command may also write the same bytes to further targets (`also`), or exchange source and
+    target (`swaps`). A command that is not `prelaunched` is launched only when it is ready to run.
     """
 
     source: Region
@@ -126,9 +126,11 @@ class Copy(Task):
 
 @dataclass(frozen=True, slots=True)
 class Matmul(Task):
-    """c = a @ b, or c += a @ b. Of tasks with the same `merge`, the executor may run adjacent ones
-    that are ready as one GEMM, in any order (the adaptive policy); None fixes task and order.
-    Where `transposed`, a stands for its transpose: its rows meet the rows of b."""
+    """c = a @ b, or c += a @ b if `accumulate`.
+
+    Among tasks with the same `merge`, the executor may run adjacent ready tasks as one GEMM, in any
+    order (the adaptive policy). None fixes the task and its order. If `transposed`, c = a.T @ b.
+    """
 
     a: Region
     b: Region
@@ -145,7 +147,7 @@ class Matmul(Task):
 
     @property
     def inner(self) -> int:
-        """How many terms each element of the product has."""
+        """The number of terms in each element of the product."""
         return self.b.rows
 
     def reads(self) -> tuple[Region, ...]:
@@ -157,7 +159,7 @@ class Matmul(Task):
 
 @dataclass(frozen=True, slots=True)
 class Permute(Task):
-    """Moves regions within the rank on its compute lane: gather, scatter or change of dtype."""
+    """Copies regions within a rank on its compute lane: packs, unpacks, or changes the dtype."""
 
     sources: tuple[Region, ...]
     targets: tuple[Region, ...]
@@ -173,9 +175,11 @@ class Permute(Task):
 
 @dataclass(frozen=True, slots=True)
 class Reduce(Task):
-    """Every target = the sum of the sources in their order, on the compute lane. The sum grows in
-    float32 (in float64 for float64) and is rounded once. Sources may lie in another rank's memory;
-    the sum of one source is that source. `early` lets it run as soon as its sources are there."""
+    """Every target = the sum of the sources in the given order, on the compute lane.
+
+    The sum is accumulated in float32 (float64 for float64) and rounded once. Sources may be in
+    another rank's memory. `early` lets the policy run the sum as soon as its sources are ready.
+    """
 
     sources: tuple[Region, ...]
     targets: tuple[Region, ...]
@@ -196,7 +200,7 @@ class Reduce(Task):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One product of several that a kernel makes: c = a @ b."""
+    """One of the products of a kernel: c = a @ b."""
 
     a: Region
     b: Region
@@ -209,8 +213,8 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Tiles(Task):
-    """Products by the workers of one kernel, who store each where it is needed: c may lie in the
-    memory of any rank."""
+    """Products that the workers of one kernel compute. They store each where it is needed: c may be
+    in the memory of any rank."""
 
     parts: tuple[Part, ...]
 
@@ -231,9 +235,9 @@ class Tiles(Task):
 class Lookup(Task):
     """Pools rows of embedding tables into bags, and stores each bag where it is needed.
 
-    The sources are rectangles of `bags`, an input that is never in memory: row b, column c stands
-    for what the tables have at column c, pooled over the rows that bag b asks for, which are
-    `pooling` rows in the mean (0: not known).
+    The sources are regions of `bags`, an input that is never in memory: row b, column c stands for
+    column c of the tables, pooled over the rows of bag b. `pooling` is the mean number of rows in a
+    bag (0 if unknown).
     """
 
     sources: tuple[Region, ...]
@@ -251,7 +255,7 @@ class Lookup(Task):
 
 @dataclass(frozen=True, slots=True)
 class Await(Task):
-    """Waits until all of `after` has ended: the end of a kernel into whose outputs peers store."""
+    """Waits for all tasks in `after`: the end of a kernel into whose outputs peers store."""
 
     kind: ClassVar[str] = "await"
 
@@ -266,26 +270,25 @@ AnyTask = Copy | Matmul | Permute | Reduce | Tiles | Lookup | Await
 
 
 class Plannable(Operation, Protocol):
-    """An operation that lowers itself, and knows what its outputs must hold."""
+    """An operation that can lower itself and check the contents of its outputs."""
 
     def lower(self, schedule: Any) -> Plan:
-        """The plan of all ranks; the same object for the same schedule (a `Strategy` where work is
-        independent)."""
+        """The plan of all ranks, cached per schedule. For independent work, `schedule` is a
+        `Strategy`."""
         ...
 
     def check(self, plan: Plan, contents: Any) -> None:
-        """Raises `InvalidPlan` unless the traced contents are what the operation asks for."""
+        """Raises `InvalidPlan` unless the traced contents are what the operation defines."""
         ...
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The tasks of every rank. The executor and the simulator read this, and nothing else.
+    """The tasks of every rank. The executor and the simulator read only this.
 
-    `workspace` is the promise, per rank, of how many bytes the plan needs beyond its inputs and
-    outputs; `verify` holds it to that. `one_launch`: the tasks of a rank's compute lane are the
-    work of one persistent kernel, which is launched once and communicates by itself; otherwise
-    every task is a launch.
+    workspace: per rank, the bytes that the plan needs beyond inputs and outputs; `verify` checks
+    it. one_launch: whether the tasks of a rank's compute lane are one persistent kernel, which is
+    launched once and communicates by itself. Otherwise every task is a launch.
     """
 
     operation: Plannable
@@ -310,7 +313,7 @@ class Plan:
 
     @cached_property
     def shared_buffers(self) -> frozenset[tuple[int, str]]:
-        """Buffers that a rank other than their own touches: these must be in symmetric memory."""
+        """The buffers that other ranks read or write. They must be in symmetric memory."""
         return frozenset(
             region.key
             for task in self.tasks
@@ -320,8 +323,8 @@ class Plan:
 
     @cached_property
     def signals(self) -> dict[int, frozenset[tuple[int, str]]]:
-        """Derived, never written by hand: for each task whose end another lane waits for, the
-        (rank, lane) pairs that wait."""
+        """For each task that another lane waits for, the (rank, lane) pairs that wait. Derived from
+        dependencies, never written by hand."""
         waiting: dict[int, set[tuple[int, str]]] = {}
         for task in self.tasks:
             for before in task.after:
@@ -334,7 +337,7 @@ class Plan:
         return region.num_elements * ITEM_BYTES[self.buffer[region.key].dtype]
 
     def bytes_by_engine(self, rank: int) -> dict[str, int]:
-        """Bytes that cross a link for the rank, by who moves them."""
+        """The bytes that cross a link for the rank, by engine."""
         moved: dict[str, int] = {}
         for task in self.tasks:
             if task.rank != rank:

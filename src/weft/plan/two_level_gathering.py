@@ -1,14 +1,14 @@
 """Gather, then multiply, on two levels: a chunk from another machine crosses the network once.
 
-Its carrier on this machine pulls it into memory that its mates reach (`relay`), and they copy it
-from there while the next one crosses. For 2 machines of 2 ranks, rank 0 carries x2:
+One rank of this machine, the carrier of the chunk, pulls it into shared memory (`relay`). The other
+ranks copy it from there while the next chunk crosses. For 2 machines of 2 ranks, rank 0 carries x2:
 
     rank 0   network | x2.0  x2.1  x2.2  x2.3 |
              inside  | x1 | x3.0  x3.1  x3.2  x3.3 |     (from rank 1, which carries x3)
              compute | x0 | x1 | x2.0 x3.0 | x2.1 x3.1 | ...
 
-Only rows are cut here, with a GEMM per chunk or over what has arrived. Where each rank needs rows
-of its own (all-to-all), nothing can be shared, and the flat plan is right.
+Only rows are cut, with one GEMM per chunk or one over all chunks that have arrived. In an
+all-to-all every rank needs other rows, so nothing can be shared, and the flat plan is used.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from weft.plan.tasks import Plan, Region
 from weft.schedule import Schedule
 
 RELAY = "relay"
-"""The workspace in which carriers keep what their mates need."""
+"""The workspace in which carriers keep what the other ranks of their machine need."""
 
 
 def possible(schedule: Schedule) -> bool:
-    """Whether a schedule has a plan on two levels."""
+    """Whether there is a two-level plan for a schedule."""
     whole = schedule.serial or schedule.fusion in ("unfused", "adaptive")
     return whole and schedule.cut == "rows" and (schedule.serial or schedule.pattern == "all")
 
@@ -41,7 +41,10 @@ def lower(operation: AllGatherMatmul, schedule: Schedule, nodes: Nodes) -> Plan:
     if depth is None:
         depth = default_depth(operation, schedule)
     builder = Builder(operation, schedule)
-    ranks = [_Rank(builder, operation, rank, max(depth, 1), nodes) for rank in range(len(nodes.of))]
+    ranks = [
+        _TwoLevelGatherRank(builder, operation, rank, max(depth, 1), nodes)
+        for rank in range(len(nodes.of))
+    ]
     for rank in ranks:
         rank.carry()
     for rank in ranks:
@@ -50,8 +53,8 @@ def lower(operation: AllGatherMatmul, schedule: Schedule, nodes: Nodes) -> Plan:
     return builder.plan()
 
 
-class _Rank:
-    """Lowers the part of one rank."""
+class _TwoLevelGatherRank:
+    """Lowers the tasks of one rank."""
 
     def __init__(
         self, builder: Builder, op: AllGatherMatmul, rank: int, depth: int, nodes: Nodes
@@ -72,7 +75,7 @@ class _Rank:
         self.arrived: list[tuple[int, int, int, Region, int | None]] = []
 
     def _far(self, carrier: int) -> list[int]:
-        """The ranks of other machines whose shards a rank of this machine carries."""
+        """The ranks on other machines whose shards the carrier pulls."""
         own = self.nodes.of[carrier]
         return [
             source
@@ -82,7 +85,7 @@ class _Rank:
         ]
 
     def carry(self) -> None:
-        """Pulls over the network what this rank carries for its machine, chunk by chunk."""
+        """Pulls the chunks that this rank carries for its machine over the network."""
         far = self._far(self.rank)
         for step in range(max((len(self.chunks[s]) for s in far), default=0)):
             for source in far:
@@ -96,8 +99,8 @@ class _Rank:
                 )
                 self.carried[(source, step)] = (there, task)
 
-    def gather(self, ranks: list[_Rank]) -> None:
-        """Brings together what is on this machine, or comes to it: the shards of mates first."""
+    def gather(self, ranks: list[_TwoLevelGatherRank]) -> None:
+        """Gathers what is on this machine or arrives there, the shards of its ranks first."""
         if self.serial or self.op.gathered:
             task = self._inside(self.rank, self.rank, 0, self.x.rows, self.x.all(), None)
             self.arrived.append((self.rank, 0, self.x.rows, self.x.all(), task))
@@ -116,7 +119,7 @@ class _Rank:
                     if step < len(self.chunks[source]):
                         self._take(ranks[carrier], source, step)
 
-    def _take(self, carrier: _Rank, source: int, step: int) -> None:
+    def _take(self, carrier: _TwoLevelGatherRank, source: int, step: int) -> None:
         row, rows = self.chunks[source][step]
         region, task = carrier.carried[(source, step)]
         mine = carrier.rank == self.rank

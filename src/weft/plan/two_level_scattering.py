@@ -1,16 +1,16 @@
-"""Multiply, then add and scatter, on two levels: a machine's sum crosses the network once.
+"""Multiply, then reduce-scatter, on two levels: the sum of a machine crosses the network once.
 
-The ranks of a machine make a chunk for an owner elsewhere at the same time. Its carrier among them
-fetches the others' shares by shared memory, adds them, and the owner pulls the sum. The owner adds
-the sums of the machines, with the shares of its own in the order of ranks. For 2 machines of 2
-ranks, rank 0 carries for rank 2:
+The ranks of a machine compute their shares of a chunk for an owner on another machine at the same
+time. One of them, the carrier of the chunk, copies the other shares through shared memory and adds
+them, and the owner pulls the sum. The owner adds the sums of the other machines and the shares of
+its own machine, in the order of ranks. For 2 machines of 2 ranks, rank 0 carries for rank 2:
 
     rank 0   compute | y2.0 y3.0 | y2.1 y3.1 |+| y1 |+| y0.0 + y0.1 + |
              inside        | y2.0 of 1 | y2.1 of 1 |
              network                  | y0.0 of 2,3 | y0.1 of 2,3 |
 
-The sums of machines are of the operation's dtype: for half precision they would be rounded once
-more than promised, so there the flat plan stays.
+The sums of machines have the operation's dtype. With half precision they would be rounded once more
+than promised, so the flat plan is used there.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from weft.schedule import Schedule
 
 
 class _Share(NamedTuple):
-    """A rank's part of a chunk: where it lies, and the task after which it is there."""
+    """A rank's share of a chunk: its region, and the task that writes it."""
 
     region: Region
     task: int | None
 
 
 def possible(operation: MatmulReduceScatter, schedule: Schedule) -> bool:
-    """Whether a schedule has a plan on two levels for an operation."""
+    """Whether there is a two-level plan for an operation and a schedule."""
     cut = not schedule.serial and schedule.fusion in ("unfused", "adaptive")
     rows = schedule.cut == "rows" and schedule.pattern == "all" and schedule.start == "local"
     return cut and rows and operation.dtype not in HALF
@@ -48,8 +48,11 @@ def lower(operation: MatmulReduceScatter, schedule: Schedule, nodes: Nodes) -> P
     """The plan of all ranks."""
     depth = default_depth(operation, schedule) if schedule.depth is None else schedule.depth
     builder = Builder(operation, schedule)
-    ranks = [_Rank(builder, operation, rank, depth, nodes) for rank in range(len(nodes.of))]
-    # Task by task of all ranks, so that what is fetched is known when the one that adds it is made.
+    ranks = [
+        _TwoLevelScatterRank(builder, operation, rank, depth, nodes)
+        for rank in range(len(nodes.of))
+    ]
+    # All ranks step by step, so that a copy exists before the sum that depends on it is added.
     for step in range(max(depth, 1) + 1):
         for rank in ranks:
             rank.make_far(step)
@@ -62,8 +65,8 @@ def lower(operation: MatmulReduceScatter, schedule: Schedule, nodes: Nodes) -> P
     return builder.plan()
 
 
-class _Rank:
-    """Lowers the part of one rank."""
+class _TwoLevelScatterRank:
+    """Lowers the tasks of one rank."""
 
     def __init__(
         self, builder: Builder, op: MatmulReduceScatter, rank: int, depth: int, nodes: Nodes
@@ -74,7 +77,7 @@ class _Rank:
         self.mates = nodes.mates(rank)
         self.first = starts(op.rows)
         self.cuts = [slices(rows, max(depth, 1)) for rows in op.rows]
-        # Alike on all ranks of a machine: they make their shares of a chunk at the same time.
+        # The same order on all ranks of a machine: they compute the shares of a chunk together.
         self.far = [o for node in nodes.others(rank) for o in nodes.members(node)]
         carried = [o for o in self.far if nodes.carrier(o, self.node) == rank]
         add, own = builder.add_buffer, op.rows[rank]
@@ -94,14 +97,14 @@ class _Rank:
         self.summed: dict[tuple[int, int], _Share] = {}
 
     def make_far(self, step: int) -> None:
-        """This rank's shares of a step's chunks for owners on other machines."""
+        """Computes this rank's shares of a step's chunks for owners on other machines."""
         for owner in self.far:
             if step < len(self.cuts[owner]):
                 row, rows = self.cuts[owner][step]
                 self._multiply(owner, step, row, rows)
 
-    def add_for_far(self, ranks: list[_Rank], step: int) -> None:
-        """The machine's sum of the chunks of a step that this rank carries."""
+    def add_for_far(self, ranks: list[_TwoLevelScatterRank], step: int) -> None:
+        """Adds the machine's shares of the chunks that this rank carries in a step."""
         for owner in self.carried:
             if not 0 <= step < len(self.cuts[owner]):
                 continue
@@ -119,14 +122,14 @@ class _Rank:
             self.summed[(owner, step)] = _Share(total, task)
 
     def make_near(self) -> None:
-        """This rank's shares of the chunks for its mates."""
+        """Computes this rank's shares of the chunks for ranks on its machine."""
         for step in range(max((len(self.cuts[mate]) for mate in self.mates), default=0)):
             for mate in self.mates:
                 if step < len(self.cuts[mate]):
                     self._multiply(mate, step, *self.cuts[mate][step])
 
-    def complete(self, ranks: list[_Rank]) -> None:
-        """Fetches what others made for this rank, makes its own shares, and adds."""
+    def complete(self, ranks: list[_TwoLevelScatterRank]) -> None:
+        """Pulls what others computed for this rank, computes its own shares, and adds all."""
         arrived = [self._arrived(ranks, step) for step in range(len(self.cuts[self.rank]))]
         if not self.op.rows[self.rank]:
             return
@@ -145,8 +148,9 @@ class _Rank:
             label = f"sum [{row}:{row + rows}]"
             self._reduce(sources, self.y.rows_of(row, rows), label, early=self.adaptive)
 
-    def _arrived(self, ranks: list[_Rank], step: int) -> dict[int, _Share]:
-        """A step's chunk of this rank from each mate, and summed from each other machine."""
+    def _arrived(self, ranks: list[_TwoLevelScatterRank], step: int) -> dict[int, _Share]:
+        """The shares of this rank's chunk in a step: one per rank of its machine, and one sum per
+        other machine."""
         row, rows = self.cuts[self.rank][step]
         carriers = [self.nodes.carrier(self.rank, node) for node in self.nodes.others(self.rank)]
         found: dict[int, _Share] = {}

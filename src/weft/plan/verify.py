@@ -1,10 +1,10 @@
-"""Proves a plan right for all ranks together, before anything runs.
+"""Proves a plan correct for all ranks together, before anything runs:
 
-- no cycle: dependencies and lane queues together can always go on (no deadlock);
+- no deadlock: dependencies and lane queues together have no cycle;
 - no race: no region is written while another task may read or write it;
-- every output element is made exactly once, from the right inputs;
-- every remote byte that is needed is moved exactly once;
-- workspace is what was promised.
+- every output element is computed exactly once, from the right inputs;
+- every remote element that is needed is moved exactly once;
+- the plan uses as much workspace as it states.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 
 from weft.errors import InvalidPlan, Unsupported
+from weft.plan.contents import trace
 from weft.plan.order import ancestors, predecessors, topological
 from weft.plan.tasks import AnyTask, Copy, Matmul, Permute, Plan, Reduce, Region, Tiles
-from weft.plan.trace import trace
 
 MAX_TASKS = 30_000
-"""Which tasks come before which is kept as a square of bits: beyond this it takes seconds."""
+"""The order of tasks is kept as a square matrix of bits. Beyond this size it takes seconds."""
 
 
 def verify(plan: Plan) -> None:
-    """Returns if the plan is right; raises `InvalidPlan` with the reason if it is not."""
+    """Raises `InvalidPlan` with the reason unless the plan is correct."""
     if len(plan.tasks) > MAX_TASKS:
         raise Unsupported(
             f"{plan.schedule} cuts too fine: it makes {len(plan.tasks)} tasks, and a plan may have "
@@ -118,7 +118,7 @@ def _check_races(plan: Plan, masks: Sequence[int]) -> None:
 
 
 def _check_repeats(plan: Plan, key: tuple[int, str], written: list[tuple[int, Region]]) -> None:
-    """An output is written once, and after that only added to."""
+    """Raises unless every output is written once, and after that only accumulated to."""
     if plan.buffer[key].kind != "output":
         return
     whole = [(t, r) for t, r in written if not _accumulates(plan.tasks[t])]
@@ -132,8 +132,10 @@ def _check_repeats(plan: Plan, key: tuple[int, str], written: list[tuple[int, Re
 
 
 def _check_arrivals(plan: Plan, masks: Sequence[int]) -> None:
-    """What a peer's compute stores into a rank's output, that rank waits for. (A copy that is
-    pushed there is the last of a collective, whose end waits for all engines.)"""
+    """Raises unless a rank waits for what the compute of its peers stores into its outputs.
+
+    Pushed copies need no such wait: they end a collective, which waits for all engines.
+    """
     known = [0] * plan.operation.world
     for task in plan.tasks:
         known[task.rank] |= masks[task.id]
@@ -153,8 +155,8 @@ def _accumulates(task: AnyTask) -> bool:
 
 
 def _check_moves(plan: Plan) -> None:
-    """No rank moves the same element of another rank twice, and sums stay in their own rank, unless
-    a kernel passes them on by itself."""
+    """Raises if a rank moves the same element of another rank twice, or writes a sum to another
+    rank, unless the kernel itself sends it."""
     moved: dict[tuple[int, int, str], list[Region]] = {}
     for task in plan.tasks:
         if isinstance(task, Permute) and any(r.rank != task.rank for r in task.reads()):
@@ -177,8 +179,9 @@ def _check_moves(plan: Plan) -> None:
 def _overlaps(left: Sequence[Region], right: Sequence[Region]) -> Iterator[tuple[int, int]]:
     """Pairs (i, j) of regions that share an element.
 
-    Sorted by row, a region is compared with its neighbours only. The few that are much taller than
-    the rest (a local shard among chunks) would make everything a neighbour, so they go apart.
+    Regions are sorted by row and compared with their neighbours only. The few regions that are much
+    taller than the rest (a local shard among chunks) have many neighbours, so they are compared
+    separately.
     """
     heights = sorted(region.rows for region in right)
     tall = 4 * heights[len(heights) // 2] if heights else 0

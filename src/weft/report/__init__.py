@@ -1,1 +1,1 @@
-"""What was seen, shown: terminal tables and timelines, offline HTML pages, Perfetto traces."""
+"""Output: tables and timelines in the terminal, offline HTML pages, and Perfetto traces."""

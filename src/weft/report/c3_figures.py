@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from weft.report.explore_figures import EQUAL, FASTER, IDEAL_COLOUR, SLOWER
 from weft.report.figures import Spec
 from weft.report.units import duration, scaled
-from weft.study.c3.result import Scenario, Study
-from weft.study.c3.scenarios import KINDS
+from weft.study.c3.cases import KINDS
+from weft.study.c3.findings import Scenario, Study
 
 KIND_COLOURS = {"G-long": "#56b4e9", "GC-equal": "#0072b2", "C-long": "#7d5ba6"}
 PUBLISHED_COLOUR = "#d55e00"

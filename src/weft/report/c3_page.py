@@ -11,8 +11,8 @@ from weft.report import c3_figures as figures
 from weft.report import cells
 from weft.report.page import Page
 from weft.report.units import duration
-from weft.study.c3.result import Study
-from weft.study.c3.scenarios import KINDS
+from weft.study.c3.cases import KINDS
+from weft.study.c3.findings import Study
 from weft.timeline import Timeline
 
 RULE_HEADERS = ("rule", "picked the best", "mean loss", "worst loss")

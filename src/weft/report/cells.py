@@ -1,4 +1,4 @@
-"""The cells of a table as text, and which columns are numbers: shared by terminal and page."""
+"""The text of table cells, and the alignment of columns, for the terminal and for pages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _EMPTY = ("", "-")
 
 
 def columns_of(headers: Sequence[str], rows: Sequence[Sequence[Cell]]) -> list[list[str]]:
-    """The text of every column. Floats of one column get the same number of decimals."""
+    """The text of every column. The floats of a column have the same number of decimals."""
     for row in rows:
         if len(row) != len(headers):
             raise ValueError(f"a row has {len(row)} cells under {len(headers)} headers: {row!r}")
@@ -21,7 +21,7 @@ def columns_of(headers: Sequence[str], rows: Sequence[Sequence[Cell]]) -> list[l
 
 
 def is_numeric(column: Sequence[str]) -> bool:
-    """Whether a column holds numbers, perhaps with a unit, and so is aligned right."""
+    """Whether a column holds numbers, possibly with a unit, and is aligned right."""
     filled = [text for text in column if text not in _EMPTY]
     return bool(filled) and all(_NUMBER.fullmatch(text) for text in filled)
 

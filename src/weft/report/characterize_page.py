@@ -1,4 +1,4 @@
-"""The page of `weft characterize`: both losses against op-to-byte ratio and memory traffic."""
+"""The page of `weft characterize`: both losses over op-to-byte ratio and memory traffic."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from weft.report import cells
 from weft.report.figures import Spec
 from weft.report.page import Page
 from weft.report.units import digits, duration, scaled
-from weft.study.characterize import CUTS, DRIVERS, Character, Characterization
+from weft.study.characterization import CUTS, DRIVERS, Character, Characterization
 
 HEADERS = (
     *("M", "N", "K", "op/byte", "MB", "ms"),
@@ -47,7 +47,7 @@ AGAINST: Mapping[str, Callable[[Character], float]] = {
 
 
 def rows_of(found: Characterization) -> list[list[cells.Cell]]:
-    """A row per shape under `HEADERS`; losses are percent of the GEMM's own time."""
+    """One row per shape, under `HEADERS`. Losses are percent of the time of the GEMM alone."""
     return [
         [
             character.shape.m,
@@ -74,23 +74,23 @@ def summary_of(found: Characterization) -> str:
 
     how = "measured" if found.measured else "simulated"
     return (
-        f"On {found.title} ({how}), a GEMM takes longer in pieces, as a median over the shapes: "
-        f"{medians(DECOMPOSITION)}. With communication under way: {medians(CONTENTION)}."
+        f"On {found.title} ({how}), a GEMM takes longer if it is cut into parts (medians over the "
+        f"shapes): {medians(DECOMPOSITION)}. During communication: {medians(CONTENTION)}."
     )
 
 
 def write_characterize_page(path: str | os.PathLike[str], found: Characterization) -> Path:
-    """Writes the page, whole or not at all."""
-    page = Page(f"What cutting and company cost on {found.machine}", summary_of(found))
+    """Writes the page atomically."""
+    page = Page(f"The cost of cutting and of contention on {found.machine}", summary_of(found))
     sections = (
         (
             "Decomposition loss",
-            "How many times as long the pieces of a GEMM take, one after the other, as the whole.",
+            "The time of all parts of a GEMM, one after the other, relative to the whole GEMM.",
             DECOMPOSITION,
         ),
         (
             "Contention loss",
-            "How many times as long a GEMM takes while copies are under way as it does alone.",
+            "The time of a GEMM during copies, relative to the GEMM alone.",
             CONTENTION,
         ),
     )
@@ -108,7 +108,7 @@ def _scatter(
     found: Characterization, losses: Losses, label: str, measure: Callable[[Character], float]
 ) -> Spec:
     ordered = sorted(found.characters, key=measure)
-    said = [
+    hover = [
         f"{c.shape.m} x {c.shape.n} x {c.shape.k} {c.shape.dtype}<br>{duration(c.seconds)} alone, "
         f"{c.op_to_byte:.0f} operations per byte, {scaled(c.num_bytes, 'B')}"
         for c in ordered
@@ -123,7 +123,7 @@ def _scatter(
                 "x": [measure(c) for c in ordered],
                 "y": [round(1.0 + loss(c), 5) for c in ordered],
                 "marker": {"color": COLOURS[name], "size": 9, "symbol": _SYMBOLS[number % 4]},
-                "customdata": said,
+                "customdata": hover,
                 "hovertemplate": f"<b>{name}: %{{y:.3~g}}x</b><br>%{{customdata}}<extra></extra>",
             }
             for number, (name, loss) in enumerate(losses.items())

@@ -14,7 +14,7 @@ from typing import Any
 from weft.report.figures import Spec
 from weft.report.units import duration
 from weft.schedule import ENGINES, Schedule
-from weft.study.explore import Exploration, Outcome, Scenario
+from weft.study.exploration import Exploration, Outcome, Scenario
 
 LOSSES = (
     # loss, how it is called, colour

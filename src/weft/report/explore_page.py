@@ -21,7 +21,7 @@ from weft.report.explore_figures import (
 )
 from weft.report.page import Page
 from weft.report.units import duration
-from weft.study.explore import Exploration, Scenario
+from weft.study.exploration import Exploration, Scenario
 from weft.timeline import Timeline
 
 MOST_CLOSELY = 24

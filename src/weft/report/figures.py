@@ -1,7 +1,7 @@
-"""Figures of timelines as plain plotly specifications: no plotly is needed to make them.
+"""Figures of timelines as plain plotly specifications, made without importing plotly.
 
-A Gantt chart has one trace per kind of task, whose bars float by their `base`: thousands of spans
-stay a handful of traces. Rows are numbers, so that the page can lay two charts over each other.
+A Gantt chart has one trace per kind of task, whose bars are placed by their `base`. So thousands of
+spans need only a few traces. Rows are numbers, so that the page can draw two charts in one.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from weft.report.palette import COMPUTE_WIDTH, ENGINE_WIDTH, WAIT, Fill, fill_of
 from weft.timeline import COMPUTE, Span, Timeline
 
 Spec = dict[str, Any]
-"""What plotly draws: `data`, a list of traces, and `layout`."""
+"""The input of plotly: `data`, a list of traces, and `layout`."""
 
 _OUTLINED = 400
-"""Up to so many bars a trace has outlines; with more they would hide thin bars."""
+"""The most bars of a trace that are drawn with outlines. With more, outlines hide thin bars."""
 
 
 def gantt(timeline: Timeline, *, seconds: float, ideal: float | None = None) -> Spec:
-    """The timeline from its first start, on an axis of `seconds`; times are in milliseconds."""
+    """The timeline on an axis of `seconds`, from its first start. Times are in milliseconds."""
     lanes = lanes_of(timeline)
     rows = {lane: number for number, lane in enumerate(lanes)}
     spans_of: dict[Fill, list[Span]] = {}
@@ -63,14 +63,14 @@ def gantt(timeline: Timeline, *, seconds: float, ideal: float | None = None) -> 
 
 
 def gantt_height(timeline: Timeline) -> int:
-    """Pixels that give every lane room, and many lanes less of it."""
+    """The height in pixels. Lanes are narrower if there are many."""
     num_lanes = len(lanes_of(timeline))
     per_lane = 30 if num_lanes <= 8 else 22 if num_lanes <= 20 else 15
     return max(num_lanes, 2) * per_lane + 70
 
 
 def lane_labels(lanes: Sequence[tuple[int, str]]) -> list[str]:
-    """The rank only where it begins, so that its lanes read as a group."""
+    """Labels of lanes. Only the first lane of a rank names the rank."""
     labels, last = [], None
     for rank, lane in lanes:
         head = f"<b>rank {rank}</b>  " if rank != last else ""
@@ -80,7 +80,7 @@ def lane_labels(lanes: Sequence[tuple[int, str]]) -> list[str]:
 
 
 def totals(timelines: Sequence[Timeline], *, ideal: float | None = None) -> Spec:
-    """A bar per schedule of how long it took, the fastest in colour, and a line at the ideal."""
+    """One bar per schedule with its time, the fastest in colour, and a line at the ideal."""
     numbers = [timeline.seconds * 1e3 for timeline in timelines]
     names = names_of(timelines)
     longest = max([*numbers, (ideal or 0.0) * 1e3], default=0.0)
@@ -126,12 +126,12 @@ def totals(timelines: Sequence[Timeline], *, ideal: float | None = None) -> Spec
 
 
 def totals_height(timelines: Sequence[Timeline]) -> int:
-    """Pixels for the bars of `totals`."""
+    """The height of `totals` in pixels."""
     return max(len(timelines), 2) * (34 if len(timelines) <= 8 else 24) + 70
 
 
 def names_of(timelines: Sequence[Timeline]) -> list[str]:
-    """The titles, or `timeline 2` where there is none."""
+    """The titles, or names such as `timeline 2` for those without."""
     return [t.title or f"timeline {i + 1}" for i, t in enumerate(timelines)]
 
 
@@ -148,7 +148,7 @@ def _trace(
         "x": [_ms(span.seconds) for span in spans],
         "y": [rows[span.rank, span.lane] for span in spans],
         "width": widths[0] if len(set(widths)) == 1 else widths,
-        # The page makes the text of the hover from these, which would be most of its size.
+        # The page makes hover texts from these. The texts themselves would be most of its size.
         "customdata": [[span.task, span.kind, span.num_bytes, span.num_flops] for span in spans],
         "marker": {
             "color": fill.colour,

@@ -1,4 +1,4 @@
-"""Writes a file whole or not at all: readers never see half a page, and failures leave nothing."""
+"""Writes files atomically: readers never see half a file, and failures leave nothing behind."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from weft.errors import Unsupported
 
 
 def check_target(path: str | os.PathLike[str]) -> None:
-    """Refuses a path that cannot be written, before work is done whose result would be lost."""
+    """Raises unless the path can be written. Called before long work whose result would be lost."""
     target = Path(path)
     if target.is_dir():
         raise Unsupported(f"cannot write {target}: it is a folder")
@@ -24,10 +24,10 @@ def check_target(path: str | os.PathLike[str]) -> None:
 
 
 def write_atomically(path: str | os.PathLike[str], parts: Iterable[str]) -> Path:
-    """Writes the parts to a temporary file beside `path`, then puts it in the place of `path`.
+    """Writes the parts to a temporary file next to `path`, then renames it to `path`.
 
-    The temporary file is in the same folder because only a rename within one file system is atomic,
-    and is opened by name rather than by `tempfile`, whose files nobody else may read.
+    The temporary file is in the same folder, because only a rename within one file system is
+    atomic. `tempfile` is not used, because other users could not read its files.
     """
     target = Path(path)
     beside = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")

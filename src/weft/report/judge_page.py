@@ -1,15 +1,15 @@
-"""The page of `weft judge`: how far choices are from the best, and every scenario that missed."""
+"""The page of `weft judge`: the distance of choices from the best, and every missed scenario."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-from weft.machine import host
+from weft.machine import calibrated
 from weft.report import cells
 from weft.report.figures import Spec
 from weft.report.page import Page
-from weft.study.judge import IN_SET, Judgement, Verdict
+from weft.study.judgement import IN_SET, Judgement, Verdict
 
 NAMES = {
     "heuristic": "all candidates",
@@ -21,22 +21,22 @@ MOST_MISSES = 100
 
 
 def judgement_page(path: str | os.PathLike[str], judgement: Judgement) -> Path:
-    """Writes the page, whole or not at all."""
+    """Writes the page atomically."""
     score = judgement.score("heuristic")
-    what = "Chosen from static sizes alone, the schedule"
+    what = "The schedule chosen from static sizes"
     near, share = 2, score.within_2_percent
-    if judgement.machine == host.NAME:  # measured, where 2 % are noise
-        what = "What auto settles on in its first calls, measured,"
+    if judgement.machine == calibrated.NAME:  # measured: 2 % are noise
+        what = "The schedule on which auto settles in its first calls, measured,"
         near, share = 10, score.within_10_percent
-    said = (
+    summary = (
         f"{what} is within {near} % of the best in {share:.1f} % of {score.count} scenarios; the "
         f"mean regret is {score.mean_regret:.2f} %, and {score.slower_than_serial} are slower than "
         f"serial by more than {100 * judgement.tolerance:.0f} %."
     )
-    page = Page(f"Choosing on {judgement.machine}, seed {judgement.seed}", said)
+    page = Page(f"Choosing on {judgement.machine}, seed {judgement.seed}", summary)
     page.section(
         "Regret",
-        "For each set of candidates, the share of scenarios in which the choice takes at most so "
+        "For each set of candidates, the share of scenarios in which the choice takes at most this "
         "much longer than the best of the set.",
     )
     page.legend({NAMES[kind]: COLOURS[kind] for kind in IN_SET})

@@ -1,6 +1,6 @@
 """Offline HTML pages: sections of text, facts, tables and interactive figures in one file.
 
-Everything a page needs is inside it, plotly.js once, so it opens with no network and years later.
+A page contains everything it needs, including plotly.js, so it opens without a network.
     Page("title").section("Speedup").figure(spec, height=300).table(headers, rows).write("out.html")
 """
 
@@ -22,29 +22,29 @@ from weft.report.palette import COLOURS, WAIT, fills_of
 from weft.timeline import Timeline
 
 Facts = Mapping[str, str]
-"""A few numbers worth large letters, by what they are."""
+"""Key figures, by name."""
 
 _POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
     "img-src data: blob:; font-src data:"
 )
-"""The browser itself refuses every request, so that a page is offline by more than good will."""
+"""The policy makes the browser refuse every request, which guarantees that a page is offline."""
 
 _OPEN_UP_TO = 4
-"""With more timelines than this only the first is unfolded."""
+"""With more timelines than this, only the first is open."""
 
 _MANY_LANES = 20
-"""With more lanes than this the chooser begins with one rank, and only one timeline is unfolded."""
+"""With more lanes than this, the chooser starts with one rank, and only one timeline is open."""
 
 
 class PlotlyFigure(Protocol):
-    """A `plotly.graph_objects.Figure`, as far as a page needs one."""
+    """The part of `plotly.graph_objects.Figure` that a page needs."""
 
     def to_json(self) -> str | None: ...
 
 
 class Page:
-    """A page under construction. Every call adds below what is there, and gives the page back."""
+    """A page under construction. Every method appends to the page and returns it."""
 
     def __init__(self, title: str, summary: str = "") -> None:
         self.title = title
@@ -55,7 +55,7 @@ class Page:
             self._parts.append(f'<p class="summary">{escape(summary)}</p>\n')
 
     def section(self, title: str, text: str = "") -> Self:
-        """A heading that begins a section, and a paragraph below it."""
+        """Starts a section with a heading and a paragraph."""
         self._parts.append(f"{self._close()}<section>\n<h2>{escape(title)}</h2>\n")
         self._open = True
         return self.text(text) if text else self
@@ -66,7 +66,7 @@ class Page:
         return self
 
     def legend(self, colours: Mapping[str, str], faint: Sequence[str] = ()) -> Self:
-        """Names beside their colours, in lines that break where a plotly legend would not."""
+        """Names and their colours. Unlike a legend of plotly, it wraps on narrow screens."""
         items = "".join(
             f'<li><i style="background:{colour}{";opacity:.2" if name in faint else ""}"></i>'
             f"{escape(name)}</li>"
@@ -93,7 +93,7 @@ class Page:
         caption: str = "",
     ) -> Self:
         """A plotly figure, as a specification or a `Figure`. Colours, fonts and grid come from the
-        page. Below `min_width` pixels it scrolls inside its box instead of being squeezed."""
+        page. On screens narrower than `min_width` pixels, it scrolls instead of shrinking."""
         drawn, _ = self._figure(figure, height, min_width)
         text = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
         self._parts.append(f"<figure>{drawn}{text}</figure>\n")
@@ -107,7 +107,7 @@ class Page:
         best: int | None = None,
         caption: str = "",
     ) -> Self:
-        """A table: numbers to the right, row `best` marked; on phones it scrolls in its box."""
+        """A table. Numbers are aligned right, row `best` is marked. Narrow screens scroll it."""
         columns = cells.columns_of(headers, rows)
         numeric = [' class="number"' if cells.is_numeric(column) else "" for column in columns]
         head = "".join(f"<th{c}>{escape(h)}</th>" for h, c in zip(headers, numeric, strict=True))
@@ -131,9 +131,9 @@ class Page:
         ideal: float | None = None,
         seconds: float | None = None,
     ) -> Self:
-        """Every timeline as a Gantt chart on one axis, and a chooser that lays two of them over
-        each other. `ideal` is in seconds, and is marked on every chart; `seconds` is where the
-        axis ends until one zooms out, by default with the longest timeline."""
+        """Every timeline as a Gantt chart on one axis, and a chooser that draws two of them in one
+        chart. ideal: seconds, marked on every chart. seconds: the end of the axis before zooming
+        out; by default that of the longest timeline."""
         if not timelines:
             return self.text("Nothing was recorded.")
         seconds = seconds or max(timeline.seconds for timeline in timelines)
@@ -157,10 +157,10 @@ class Page:
         return self
 
     def choices(self, label: str, panels: Mapping[str, Callable[[Page], object]]) -> Self:
-        """One of several panels, picked from a list; a panel is what its function adds to the page.
+        """One of several panels, chosen from a list. A panel is what its function adds to the page.
 
-        A figure whose `layout.meta.picks` is the label in small letters picks by a click: the data
-        of its points begin with the number of a panel and the name of a timeline in it.
+        In a figure whose `layout.meta.picks` is the label in lower case, a click chooses a panel:
+        the data of its points start with the number of a panel and the name of a timeline in it.
         """
         numbers = [str(number) for number in range(len(panels))]
         chooser = _choice(label, list(panels), numbers, 0)
@@ -174,7 +174,7 @@ class Page:
         return self
 
     def write(self, path: str | os.PathLike[str]) -> Path:
-        """Writes the page, whole or not at all."""
+        """Writes the page atomically."""
         return write_atomically(path, self._document(_plotly_js()))
 
     def _figure(
@@ -183,7 +183,7 @@ class Page:
         self._num_figures += 1
         id_ = f"figure-{self._num_figures}"
         spec = dict(figure) if isinstance(figure, Mapping) else json.loads(figure.to_json() or "{}")
-        if "layout" in spec:  # a Figure brings a template of its own; the page has one for all
+        if "layout" in spec:  # a Figure has its own template; the page has one for all
             spec["layout"] = {k: v for k, v in spec["layout"].items() if k != "template"}
         style = f"height:{height}px" + (f";min-width:{min_width}px" if min_width else "")
         return (
@@ -225,7 +225,7 @@ def timelines_page(
     ideal: float | None = None,
 ) -> Path:
     """Writes a page of timelines: totals against the ideal (in seconds), where the time went, every
-    timeline, and a chooser to lay two of them over each other."""
+    timeline, and a chooser that draws two of them in one chart."""
     page = Page(title, summary)
     if facts:
         page.facts(facts)
@@ -288,7 +288,7 @@ def _choice(label: str, names: Sequence[str], values: Sequence[str], chosen: int
 
 
 def _json(value: object) -> str:
-    """JSON that may stand inside a script element, whatever its strings hold."""
+    """JSON that is safe inside a script element, whatever its strings contain."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
 
 

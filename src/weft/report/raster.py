@@ -1,7 +1,7 @@
-"""Spans of one lane as cells of one terminal row, each cell cut into eighths.
+"""Converts the spans of a lane to the cells of a terminal row. A cell has eight parts.
 
-A cell shows exactly what happened where it holds at most one change; where many short spans share a
-cell, what covers most of it fills it, so that a busy lane never flickers.
+A cell with at most one change shows it exactly. A cell with several short spans shows the kind that
+covers most of it, so that busy lanes do not flicker.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from weft.timeline import Span, covered
 
 EIGHTHS = 8
 Key = tuple[Fill, int]
-"""A look and its shade: neighbours of one kind take turns, so that pieces can be counted."""
+"""A look and its shade. Neighbours of one kind alternate in shade, so that they can be counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """`eighths` of the left look, then the right look; None is empty."""
+    """`eighths` parts of the left look, then the right look. None means empty."""
 
     left: Key | None
     eighths: int = EIGHTHS
@@ -27,7 +27,7 @@ class Cell:
 
 
 def rasterize(spans: Iterable[Span], origin: float, seconds: float, num_cells: int) -> list[Cell]:
-    """The cells of a lane on an axis that begins at `origin` and lasts `seconds`."""
+    """The cells of a lane on an axis of `seconds` from `origin` on."""
     per_eighth = seconds / (num_cells * EIGHTHS) if seconds > 0.0 else 1.0
     parts: list[dict[Key, float]] = [{} for _ in range(num_cells * EIGHTHS)]
     shades: dict[Fill, int] = {}
@@ -51,8 +51,8 @@ def rasterize(spans: Iterable[Span], origin: float, seconds: float, num_cells: i
 def busy_shares(
     lanes: Sequence[Sequence[Span]], origin: float, seconds: float, num_cells: int
 ) -> list[tuple[float, Fill | None]]:
-    """For several lanes in one row: how much of each cell they were busy, from 0 for none to 1 for
-    all of them all the time, and the look that made up most of that, if one did."""
+    """For several lanes in one row: per cell, the busy share of all lanes (0 to 1), and the look
+    with the largest part of it, if there is one."""
     per_cell = seconds / num_cells if seconds > 0.0 else 1.0
     shares = [0.0] * num_cells
     looks: list[dict[Fill, float]] = [{} for _ in range(num_cells)]
@@ -79,7 +79,7 @@ def _dominant(look: dict[Fill, float]) -> Fill | None:
 
 
 def majority(parts: Sequence[dict[Key, float]]) -> Key | None:
-    """What covers most of the parts; None where that is nothing."""
+    """The key that covers most of the parts; None if they are mostly empty."""
     sums: dict[Key, float] = {}
     for part in parts:
         for key, share in part.items():
@@ -94,7 +94,7 @@ def majority(parts: Sequence[dict[Key, float]]) -> Key | None:
 def _cell(parts: Sequence[dict[Key, float]]) -> Cell:
     runs = _runs([majority([part]) for part in parts])
     if len(runs) > 2:
-        # Shades only help to count pieces; before detail is given up, they are.
+        # Shades only help to count spans, so they are dropped before other details.
         parts = [_plain(part) for part in parts]
         runs = _runs([majority([part]) for part in parts])
     if len(runs) == 1:
@@ -102,7 +102,7 @@ def _cell(parts: Sequence[dict[Key, float]]) -> Cell:
     if len(runs) == 2:
         return Cell(runs[0][0], runs[0][1], runs[1][0])
     if len(runs) == 3 and runs[0][0] is None and runs[2][0] is None:
-        return Cell(runs[1][0], runs[1][1])  # one short span alone is still seen, in its true size
+        return Cell(runs[1][0], runs[1][1])  # a single short span keeps its true size
     return Cell(majority(parts))
 
 

@@ -1,4 +1,4 @@
-"""The page of `weft explore --workload`: a step on ever more nodes, plain against fused."""
+"""The page of `weft explore --workload`: the scaling of a step over nodes, plain and fused."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def nodes_text(count: int) -> str:
 
 
 def rows_of(points: Sequence[Point]) -> list[list[cells.Cell]]:
-    """A row per number of nodes under `HEADERS`; times are milliseconds."""
+    """One row per number of nodes, under `HEADERS`. Times are in milliseconds."""
     return [
         [
             point.nodes,
@@ -46,30 +46,30 @@ def rows_of(points: Sequence[Point]) -> list[list[cells.Cell]]:
 
 
 def efficiency(points: Sequence[Point], point: Point, fused: bool) -> float:
-    """Work per device and second against the plain step on the fewest nodes."""
+    """The work per device and second, relative to the plain step on the fewest nodes."""
     first = points[0]
     seconds = point.fused.seconds if fused else point.plain.seconds
     return first.plain.seconds / seconds * point.size / first.size
 
 
 def summary_of(result: Scaling) -> str:
-    """What came out, in a sentence or two."""
-    said = []
+    """The result in one or two sentences."""
+    parts = []
     for scaling in SCALINGS:
         points = result.of(scaling)
         if points:
             last, top = points[-1], max(points, key=lambda point: point.saving)
-            said.append(
+            parts.append(
                 f"{scaling} scaling: {100 * last.saving:.1f} % on {nodes_text(last.nodes)} "
                 f"({duration(last.plain.seconds)} to {duration(last.fused.seconds)}), "
                 f"at most {100 * top.saving:.1f} % on {top.nodes}"
             )
     title = result.workload.config.title
-    return f"{title} on {result.cluster.title}. Fusing saves, {'; '.join(said)}."
+    return f"{title} on {result.cluster.title}. Fusing saves, {'; '.join(parts)}."
 
 
 def write_scaling_page(path: str | os.PathLike[str], result: Scaling) -> Path:
-    """Writes the page, whole or not at all."""
+    """Writes the page atomically."""
     page = Page(f"{result.workload.name} on many nodes, simulated", summary_of(result))
     facts = {}
     for scaling in SCALINGS:
@@ -85,7 +85,7 @@ def write_scaling_page(path: str | os.PathLike[str], result: Scaling) -> Path:
     last = result.points[len(result.of(result.points[0].scaling)) - 1]
     page.section(
         f"A step on {nodes_text(last.nodes)}",
-        f"{last.scaling} scaling, {last.said}. All devices do the same: rank 0 stands for them. "
+        f"{last.scaling} scaling, {last.description}. All devices do the same; rank 0 is shown. "
         "Lanes are the compute units, the links inside the node and the network.",
     )
     page.timelines(result.timelines(last))
@@ -105,7 +105,7 @@ def write_scaling_page(path: str | os.PathLike[str], result: Scaling) -> Path:
 
 
 def assumptions(path: Path) -> list[list[cells.Cell]]:
-    """Keys, values and comments of a TOML file, and its lines of comment."""
+    """The keys, values and comments of a TOML file, and its comment lines."""
     rows: list[list[cells.Cell]] = []
     for line in path.read_text(encoding="utf-8").splitlines():
         if line.startswith("#"):
@@ -118,10 +118,11 @@ def assumptions(path: Path) -> list[list[cells.Cell]]:
 
 def _section(page: Page, scaling: str, points: Sequence[Point]) -> None:
     text = (
-        f"The batch is shared: {points[0].said} on {nodes_text(points[0].nodes)}, "
-        f"{points[-1].said} on {points[-1].nodes}. Ideal halves the time with twice the nodes."
+        f"The batch is shared: {points[0].description} on {nodes_text(points[0].nodes)}, "
+        f"{points[-1].description} on {points[-1].nodes}. Ideally, twice the nodes halve the time."
         if scaling == "strong"
-        else f"Every device has as much to do: {points[-1].said}. Ideal stays as it is on one node."
+        else f"Every device has the same work: {points[-1].description}. Ideally, the time stays "
+        "the same."
     )
     page.section(f"{scaling.capitalize()} scaling", text)
     page.legend({"plain": PLAIN, "fused": FUSED, "ideal": IDEAL})
@@ -143,7 +144,7 @@ def _times(scaling: str, points: Sequence[Point]) -> Spec:
         ("plain", PLAIN, [1e3 * point.plain.seconds for point in points]),
         ("fused", FUSED, [1e3 * point.fused.seconds for point in points]),
     )
-    said = [f"saves {100 * point.saving:.1f} %" for point in points]
+    hover = [f"saves {100 * point.saving:.1f} %" for point in points]
     data: list[Spec] = [
         {
             "type": "scatter",
@@ -152,7 +153,7 @@ def _times(scaling: str, points: Sequence[Point]) -> Spec:
             "y": times,
             "line": {"color": colour, "width": 2.5},
             "marker": {"size": 8, "color": colour},
-            "customdata": said,
+            "customdata": hover,
             "hovertemplate": f"{name} <b>%{{y:.4~g}} ms</b>, %{{customdata}}<extra></extra>",
         }
         for name, colour, times in arms
@@ -189,7 +190,7 @@ def _times(scaling: str, points: Sequence[Point]) -> Spec:
 
 
 def _where(points: Sequence[Point]) -> Spec:
-    """Bars of computing, exposed communication and other waiting, as shares of the plain step."""
+    """Bars of compute, exposed communication and other waits, as shares of the plain step."""
     labels = [str(point.nodes) for point in points]
     data: list[Spec] = []
     for fused in (False, True):

@@ -1,4 +1,4 @@
-"""Tables and timelines for the terminal: never wider than asked, readable without colour."""
+"""Tables and timelines for the terminal, of a limited width, and readable without colour."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from weft.report.raster import EIGHTHS, Cell, Key, busy_shares, rasterize
 from weft.timeline import COMPUTE, Span, Timeline
 
 FOLD_ABOVE = 3
-"""With more engine lanes than this a rank shows them as one row: how many of them are busy."""
+"""With more engine lanes than this, a rank shows one row for all: how many of them are busy."""
 
 _LEFT = " ▏▎▍▌▋▊▉█"
 _LOWER = " ▁▂▃▄▅▆▇█"
@@ -41,7 +41,7 @@ def table(
     width: int = 100,
     whole: Collection[int] = (),
 ) -> RenderableType:
-    """A table of at most `width` columns: numbers to the right, row `best` marked and bold.
+    """A table of at most `width` columns. Numbers are aligned right, row `best` is bold.
 
     whole: columns of names that must not be broken into lines; others give way to them.
     """
@@ -74,16 +74,16 @@ def table(
 def draw(
     timelines: Sequence[Timeline], width: int = 100, unit: units.Unit | None = None
 ) -> RenderableType:
-    """The timelines under each other on one time axis, one row per rank and lane.
+    """The timelines below each other on one time axis, with one row per rank and lane.
 
-    Colour is left out where the console has none, and Unicode where its encoding has none.
+    Colour and Unicode are used only if the console supports them.
     """
     return _Drawing(tuple(timelines), width, unit)
 
 
 @dataclass(frozen=True)
 class _Row:
-    """A label, and the lanes that the row shows: one, or all engines of a rank."""
+    """A row: its label, and its lanes, which are one lane or all engines of a rank."""
 
     label: str
     lanes: tuple[tuple[Span, ...], ...]
@@ -132,7 +132,7 @@ class _Drawing:
         yield from _axis(ticks, columns, gutter, num_cells, unit, ink)
         folded = any(len(row.lanes) > 1 for row in every_row)
         fills = fills_of(self.timelines)
-        if folded and not ink.colour:  # a row of many engines then shows how many, not which
+        if folded and not ink.colour:  # a row of several engines shows how many are busy, not which
             alone = [Timeline(row.lanes[0]) for row in every_row if len(row.lanes) == 1]
             fills = fills_of(alone)
         yield from _legend(fills, folded, width, ink)
@@ -140,7 +140,7 @@ class _Drawing:
 
 @dataclass(frozen=True)
 class _Ink:
-    """What the console can show, and how cells look on it."""
+    """The abilities of the console, and the look of cells on it."""
 
     colour: bool
     ascii: bool
@@ -162,7 +162,7 @@ class _Ink:
         if not self.colour or self.ascii:
             return self._plain_cell(cell, empty)
         left, right = self.style(cell.left), self.style(cell.right)
-        if left is None:  # there are no blocks from the right, so the empty left is drawn inverted
+        if left is None:  # no Unicode block starts at the right, so draw the empty left inverted
             return Segment(_LEFT[cell.eighths], Style(color=right, reverse=True))
         return Segment(_LEFT[cell.eighths], Style(color=left, bgcolor=right))
 
@@ -228,7 +228,7 @@ def _row(
 
 
 def _heading(title: str, total: str, end: int, width: int, ink: _Ink) -> list[Segment]:
-    """The title, a rule as long as the timeline, and at its end how long that was."""
+    """The title, a line as long as the timeline, and the total time at its end."""
     room = width - cell_len(total) - 3
     if cell_len(title) > room:
         title = title[: max(room - 1, 0)] + "…"

@@ -1,4 +1,4 @@
-"""Numbers as people read them: durations, bytes, rates, and axis ticks at round values."""
+"""Formats numbers for people: durations, bytes, rates, and round axis ticks."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Literal
 Unit = Literal["s", "ms", "us", "ns"]
 
 SECONDS: dict[Unit, float] = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
-"""How many seconds a unit is."""
+"""The seconds of each unit."""
 
 _STEPS = (1.0, 2.0, 5.0, 10.0)
 
 
 def unit_of(seconds: float) -> Unit:
-    """The unit in which a duration has one to three digits before the point."""
+    """The unit in which a duration has one to three digits before the decimal point."""
     for unit, size in SECONDS.items():
         if abs(seconds) >= size:
             return unit
@@ -22,13 +22,13 @@ def unit_of(seconds: float) -> Unit:
 
 
 def duration(seconds: float, unit: Unit | None = None) -> str:
-    """`61.2 ms`: three digits or more, in the given unit or the one that suits."""
+    """For example `61.2 ms`: at least three digits, in the given unit or the best one."""
     unit = unit or unit_of(seconds)
     return f"{digits(seconds / SECONDS[unit])} {unit}"
 
 
 def digits(value: float) -> str:
-    """A number with three significant digits, and none of those before the point lost."""
+    """A number with three significant digits, or more if it has more before the decimal point."""
     if value == 0.0 or not math.isfinite(value):
         return f"{value:g}"
     decimals = 2 - math.floor(math.log10(abs(value)))
@@ -36,7 +36,7 @@ def digits(value: float) -> str:
 
 
 def scaled(value: float, unit: str) -> str:
-    """`8.39 MB`: a count of `unit` with the decimal prefix that suits."""
+    """For example `8.39 MB`: a number of `unit` with the best decimal prefix."""
     for prefix, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if abs(value) >= size:
             return f"{digits(value / size)} {prefix}{unit}"
@@ -44,7 +44,7 @@ def scaled(value: float, unit: str) -> str:
 
 
 def ticks(end: float, at_most: int) -> list[float]:
-    """Round values from 0 to `end`, evenly apart and no more than `at_most` steps of them."""
+    """Round, evenly spaced values from 0 to `end`, with at most `at_most` steps."""
     if end <= 0.0 or at_most < 1:
         return [0.0]
     least = end / at_most

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from weft.run import call
+from weft.run.session import Finished, last_finished
 
 
 @dataclass(frozen=True)
@@ -16,18 +16,23 @@ class Explanation:
 
     operation: str
     schedule: str
+    """The schedule that ran."""
     why: str
     seconds: float
     bytes_by_engine: dict[str, int]
     num_tasks: int
     workspace_bytes: int
     percent_of_ideal: float | None
+    asked: str = ""
+    """The schedule as the caller gave it; "auto" if it was chosen."""
+    fabric: str = ""
 
     def __str__(self) -> str:
         moved = ", ".join(f"{n / 1e6:.2f} MB by {e}" for e, n in self.bytes_by_engine.items())
         lines = [
             f"{self.operation}",
-            f"  schedule   {self.schedule} ({self.why})",
+            f"  schedule   {self.schedule} ({self._reason()})",
+            *([f"  fabric     {self.fabric}"] if self.fabric not in ("", "host") else []),
             f"  took       {self.seconds * 1e3:.3f} ms in {self.num_tasks} tasks of this rank",
             f"  moved      {moved or 'nothing'}",
             f"  workspace  {self.workspace_bytes / 1e6:.2f} MB",
@@ -37,6 +42,12 @@ class Explanation:
         else:
             lines.append(f"  of ideal   {self.percent_of_ideal:.0f} %")
         return "\n".join(lines)
+
+    def _reason(self) -> str:
+        """Why this schedule ran, and what was asked for if that is another one."""
+        if self.asked in ("", self.schedule) or self.asked in self.why:
+            return self.why
+        return f"asked for {self.asked}; {self.why}"
 
 
 others: list[Callable[[], tuple[float, Explanation] | None]] = []
@@ -48,12 +59,13 @@ def explain() -> Explanation | None:
     """Explains the last weft call of this process, an operator's or a collective's; None if there
     was none."""
     found = [given for other in others if (given := other()) is not None]
-    if call.last is not None:
-        found.append((call.last.ended, _of_plan(call.last)))
+    last = last_finished()
+    if last is not None:
+        found.append((last.ended, _of_plan(last)))
     return max(found, key=lambda given: given[0])[1] if found else None
 
 
-def _of_plan(done: call.Finished) -> Explanation:
+def _of_plan(done: Finished) -> Explanation:
     percent = None
     if done.timeline.spans:
         compute = done.timeline.compute_seconds(done.rank)
@@ -68,4 +80,6 @@ def _of_plan(done: call.Finished) -> Explanation:
         num_tasks=sum(task.rank == done.rank for task in done.plan.tasks),
         workspace_bytes=done.plan.workspace[done.rank],
         percent_of_ideal=percent,
+        asked=done.asked,
+        fabric=done.fabric,
     )

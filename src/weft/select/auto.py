@@ -1,91 +1,93 @@
-"""`schedule="auto"`: a tuned result if there is one, else the rule on this machine's description.
+"""`schedule="auto"`: a fixed rule, a tuned result, or the rule on this machine's description.
 
-All ranks agree by construction: rank 0 of a group chooses, and says so in the header of its call;
-every rank runs what that header says. Only rank 0 reads tuned results, knows the machine and
-watches how long calls take, so there is nothing on which ranks could differ. That every rank means
-"auto" is one of the things that all headers must have the same, or the call is a `Mismatch`.
+All ranks agree by construction: rank 0 of a group chooses, and its header carries the choice; every
+rank runs what that header carries. Only rank 0 reads tuned results, knows the machine and measures
+calls, so there is nothing on which ranks could differ. That every rank asks for "auto" is one of
+the things that all headers must have in common, or the call is a `Mismatch`.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Hashable
-from typing import Any, NamedTuple
+from typing import Any
 
 from weft.errors import Unsupported, nearest
-from weft.fabric import HostFabric, _native
+from weft.fabric import VERSION, Fabric
 from weft.machine import Machine
 from weft.run.call import meet
+from weft.run.session import Session
 from weft.schedule import Schedule
-from weft.select import heuristic, host, model, store
+from weft.select import between_machines, heuristic, model, store, this_host
+from weft.select.decision import AUTO, Decision
+from weft.select.fixed import fixed
 from weft.select.guard import Guard
 from weft.select.heuristic import Choice
+from weft.select.sizes import NoRule
 
-AUTO = "auto"
 MODES = ("auto", "heuristic", "model")
 MAX_SHAPES = 4096
 
 _SERIAL = Schedule.parse("serial")
 
 
-class Decision(NamedTuple):
-    """What a call is to run. `said` goes into every header, and must be the same in all.
-
-    `schedule` None: rank 0's header says. `told` is what rank 0's header says.
-    """
-
-    said: str
-    schedule: Schedule | None
-    why: str
-    told: tuple[str, str] | None = None
-    observe: Callable[[float], None] | None = None
-
-
-_AS_TOLD = Decision(AUTO, None, "")
-"""Of all ranks but the first."""
+_IN_HEADER = Decision(AUTO, AUTO, None, "")
+"""The decision of all ranks but the first: rank 0's header carries the schedule."""
 
 
 class Auto:
     """What is remembered of one group. `forced` is what `weft.tune` measures now."""
 
-    def __init__(self, fabric: HostFabric) -> None:
-        self.fabric = fabric
+    def __init__(self, session: Session) -> None:
+        self.fabric: Fabric = session.fabric
         self.mode = "auto"
         self.forced: Choice | None = None
         self.heard: Callable[[Any, float], None] | None = None
         self.guards: dict[Hashable, Guard] = {}
+        self._fixed: dict[Hashable, Decision | None] = {}
         self._settled: dict[Hashable, Decision] = {}
-        self._link = fabric.link
+        self._link = self.fabric.link
         self._tuned: frozenset[str] | None = None
         self._machine: Machine | None = None
         self._met = False
 
     def meet(self) -> None:
-        """Opens the first auto call of a group: the ranks see that all of them mean it, and
-        describe the machine together where rank 0 has no description yet."""
-        if self._met or self.fabric.world == 1:
+        """Opens the first auto call of a group: the ranks see that all of them make it, and measure
+        the machine together if rank 0 has no description of it yet."""
+        if self._met or self.fabric.world == 1 or self.fabric.can.two_level:
             return
-        wanted = self.fabric.rank == 0 and host.must_calibrate()
+        wanted = self.fabric.rank == 0 and this_host.must_calibrate()
         first = meet(self.fabric, "the choice of a schedule", (("calibrate", wanted),))[0]
         self._met = True
         if dict(first)["calibrate"]:
-            self._machine = host.calibrate(self.fabric)
+            self._machine = this_host.calibrate(self.fabric)
 
-    def decide(self, key: Hashable, operation: Callable[[], Any], work: int = 1) -> Decision:
-        """The decision for a call. `key` stands for the operation, which is made if needed; where
-        peers have other sizes than this rank expects, it is near enough to choose by. work: what
-        the call's time is in proportion to, among those of one key."""
+    def fixed(self, key: Hashable, operation: Callable[[], Any]) -> Decision | None:
+        """The decision of a fixed rule for the operation that `key` stands for; None if there is
+        something to choose."""
+        if self.fabric.link is not self._link:
+            self._link = self.fabric.link
+            self.forget()
+        if key not in self._fixed:
+            if len(self._fixed) >= MAX_SHAPES:
+                self._fixed.clear()
+            choice = fixed(self.fabric.can, self._link, operation())
+            self._fixed[key] = None
+            if choice is not None:
+                name = choice.schedule.name
+                self._fixed[key] = Decision(name, AUTO, choice.schedule, choice.why)
+        return self._fixed[key]
+
+    def choose(self, key: Hashable, operation: Callable[[], Any], work: int = 1) -> Decision:
+        """The decision for a call, which rank 0 takes for all. See `select.decide`."""
         if self.fabric.rank != 0:
-            return _AS_TOLD
+            return _IN_HEADER
         if self.forced is not None:
             made, heard = operation(), self.heard
             assert heard is not None
             refuses = getattr(made, "refuses", None)
             if refuses is None or refuses(self.forced.schedule) is None:
-                return Decision(AUTO, None, "", self.forced.told, lambda s: heard(made, s))
-        if self.fabric.link is not self._link:
-            self._link = self.fabric.link
-            self.forget()
+                return Decision(AUTO, AUTO, None, "", self.forced.told, lambda s: heard(made, s))
         found = self._settled.get(key)
         if found is not None:
             return found
@@ -99,10 +101,10 @@ class Auto:
             observe, share = guard.observe, guard.work / max(work, 1)
             if share != 1.0:
                 return Decision(
-                    AUTO, None, "", guard.next.told, lambda seconds: observe(seconds * share)
+                    AUTO, AUTO, None, "", guard.next.told, lambda seconds: observe(seconds * share)
                 )
-            return Decision(AUTO, None, "", guard.next.told, observe)
-        decision = self._settled[key] = Decision(AUTO, None, "", guard.choice.told)
+            return Decision(AUTO, AUTO, None, "", guard.next.told, observe)
+        decision = self._settled[key] = Decision(AUTO, AUTO, None, "", guard.choice.told)
         return decision
 
     def set_mode(self, mode: str) -> None:
@@ -118,6 +120,7 @@ class Auto:
     def forget(self) -> None:
         """Chooses anew from now on, e.g. as something was tuned."""
         self.guards.clear()
+        self._fixed.clear()
         self._settled.clear()
         self._tuned = None
 
@@ -125,12 +128,14 @@ class Auto:
     def machine(self) -> Machine:
         """This machine, with the group's links."""
         if self._machine is None:
-            self._machine = host.description()
-        return host.with_link(self._machine, self.fabric.link)
+            self._machine = this_host.description()
+        return this_host.with_link(self._machine, self.fabric.link)
 
     def _guard(self, operation: Any) -> Guard:
         if operation.world == 1:
             return Guard(Choice(_SERIAL, "one rank has nothing to overlap"))
+        if self.fabric.can.two_level:
+            return Guard(between_machines.choose(operation), watch=False)
         found = self._find(operation) if self.mode == "auto" else None
         if found is not None:
             why = (
@@ -139,7 +144,10 @@ class Auto:
             )
             return Guard(Choice(found.schedule, why), watch=False)
         by = model.choose if self.mode == "model" else heuristic.choose
-        return Guard(by(self.machine, operation), watch=_guarded())
+        try:
+            return Guard(by(self.machine, operation), watch=_guarded())
+        except NoRule as unknown:
+            return Guard(Choice(_SERIAL, f"{unknown} to overlap"), watch=False)
 
     def _find(self, operation: Any) -> store.Answer | None:
         """A tuned result. Which there are is looked up once, so that where there is none, as is
@@ -148,16 +156,13 @@ class Auto:
             self._tuned = store.listed()
         if not self._tuned:
             return None
-        asked = store.question(operation, str(self.fabric.link), _native.VERSION)
+        asked = store.question(operation, str(self.fabric.link), VERSION)
         return store.find(asked) if asked.file in self._tuned else None
 
 
-def of(fabric: HostFabric) -> Auto:
+def of(session: Session) -> Auto:
     """The memory of a group's choices."""
-    if fabric.chosen is None:
-        fabric.chosen = Auto(fabric)
-    found: Auto = fabric.chosen
-    return found
+    return session.part(Auto, Auto)
 
 
 def _guarded() -> bool:

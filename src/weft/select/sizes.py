@@ -16,6 +16,10 @@ GATHER, CONTRACT, SEND, SUM, SUM_EVERYWHERE = range(5)
 _ADAPTIVE = Schedule.parse("adaptive@dma")
 
 
+class NoRule(Unsupported):
+    """The rule does not know an operation, e.g. one that was added from outside."""
+
+
 class Sizes(NamedTuple):
     """`m` rows in all, `rows` from or to one peer. `cuts`: the chunks that fixed schedules, those
     that leave rows in place, and adaptive make of the latter where a name leaves it open."""
@@ -55,4 +59,4 @@ def sizes_of(operation: Any) -> Sizes:
         m, rows = max(map(sum, made)), max(map(max, made))
         columns, k = (operation.n,), max(operation.inner)
         return Sizes(form, world, m, rows, columns, k, dtype, (world, world, cut))
-    raise Unsupported(f"there is no rule for {operation.name}; name a schedule")
+    raise NoRule(f"there is no rule for {operation.name}; name a schedule")

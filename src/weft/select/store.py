@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.errors import Unsupported
-from weft.machine import host
+from weft.machine import calibrated
 from weft.schedule import Schedule
 from weft.select.sizes import sizes_of
 
@@ -63,7 +63,7 @@ class Answer:
 
 def folder() -> Path:
     """Where answers are; it may not exist yet."""
-    return host.cache() / "tuned"
+    return calibrated.cache() / "tuned"
 
 
 def listed() -> frozenset[str]:
@@ -100,7 +100,7 @@ def keep(asked: Question, answer: Answer) -> Path:
         "serial_seconds": answer.serial_seconds,
     }
     text = json.dumps({**content, "digest": _digest(content)}, indent=1)
-    return host.write(asked.path, text)
+    return calibrated.write(asked.path, text)
 
 
 def find(asked: Question) -> Answer | None:

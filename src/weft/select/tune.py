@@ -14,8 +14,9 @@ from typing import Any
 import torch.distributed as dist
 
 from weft.errors import Error, Unsupported
-from weft.fabric import HostFabric, _native
+from weft.fabric import VERSION, Fabric
 from weft.fabric import of as fabric_of
+from weft.run import session as sessions
 from weft.schedule import Schedule
 from weft.select import auto, store
 from weft.select.heuristic import Choice, candidates
@@ -49,12 +50,12 @@ def tune(
     fabric = fabric_of(group)
     if fabric.world == 1:
         return {}
-    if fabric.network:
+    if fabric.can.two_level:
         raise Unsupported(
             'schedules are tuned on one machine; between machines "auto" is adaptive@dma, and a '
             "call can name another"
         )
-    memory = auto.of(fabric)
+    memory = auto.of(sessions.of(fabric))
     samples: Samples = {}
     space = candidates(fabric.world)
     try:
@@ -83,7 +84,7 @@ def _deaf(operation: Any, seconds: float) -> None:
     """A call that does not count."""
 
 
-def _keep(fabric: HostFabric, memory: auto.Auto, samples: Samples) -> dict[str, str]:
+def _keep(fabric: Fabric, memory: auto.Auto, samples: Samples) -> dict[str, str]:
     """Rank 0 keeps what was found, and tells the others."""
     found: dict[str, str] = {}
     failure = ""
@@ -91,7 +92,7 @@ def _keep(fabric: HostFabric, memory: auto.Auto, samples: Samples) -> dict[str, 
         try:
             for operation, measured in samples.items():
                 answer = answer_of(measured)
-                asked = store.question(operation, str(fabric.link), _native.VERSION)
+                asked = store.question(operation, str(fabric.link), VERSION)
                 store.keep(asked, answer)
                 found[operation.label] = answer.schedule.name
         except Error as error:

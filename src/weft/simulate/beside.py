@@ -132,7 +132,7 @@ class BesideEvents(Events):
     def _feed(self, rank: int, now: float) -> None:
         """Units have become free for the collective of a rank."""
         self._ahead.discard(rank)
-        self._meet(rank)
+        self._met[rank] = None
         for job in self._starved.pop(rank, []):
             job.start = now  # until here it only waited
             self._begin_body(job, now + self._silence)
@@ -177,9 +177,9 @@ def _busy_share(machine: Machine, task: Matmul, cost: GemmCost, needed: int) -> 
     """The share of a GEMM's time after which `needed` units are free for who was launched next.
 
     Tiles fill the units, then each further one takes the place of one that ends, and ends are
-    spread evenly over the time of a tile. So from when the last tile is handed out, a tile's time before
-    the end of all, places become free one by one. A collective that fills them as they come has
-    moved as much by the time it has all as one that gets all of them halfway.
+    spread evenly over the time of a tile. So from when the last tile is handed out, a tile's time
+    before the end of all, places become free one by one. A collective that fills them as they come
+    has moved as much by the time it has all as one that gets all of them halfway.
     """
     tiling, units = machine.compute.tiling, machine.compute.units
     if tiling is None:

@@ -59,6 +59,10 @@ class Events(Queues[_Cost]):
         self._copies: list[dict[Job[_Cost], None]] = [{} for _ in range(world)]
         self._flowing = [0.0] * world
         self._driving = [1.0] * world
+        # Ranks where, at this moment, a kernel has started or ended, and what runs beside one has
+        # changed: many copies start and end at once.
+        self._met: dict[int, None] = {}
+        self._crowd: dict[int, None] = {}
 
     def _cost(self, task: AnyTask, lane: Lane, now: float) -> tuple[_Cost, float]:
         if isinstance(task, Copy):
@@ -97,7 +101,7 @@ class Events(Queues[_Cost]):
             self._flow_by(cost, cost.rate)
         else:
             self._kernel_of[rank] = job
-            self._meet(rank)
+            self._met[rank] = None
 
     def _flow_ended(self, flow: Flow, now: float) -> None:
         self._end(flow.owner, now)
@@ -120,7 +124,7 @@ class Events(Queues[_Cost]):
             body, reach = cost.body(self._machine.compute.units), cost.reach
             delay = self._machine.launch.signal + self._machine.launch.poll
             if self._kernel_of.pop(lane.rank, None) is not None:
-                self._meet(lane.rank)
+                self._met[lane.rank] = None
         self._finish(job, now, body, max(body, reach), delay)
 
     # -- what meets --------------------------------------------------------------------------------
@@ -131,13 +135,22 @@ class Events(Queues[_Cost]):
             return
         for rank in cost.ends:  # a stream leaves one of them and enters the other: half for each
             self._flowing[rank] += rate / 2.0
-        for rank in dict.fromkeys(cost.ends):
-            self._recap(rank)
+            self._crowd[rank] = None
+
+    def _share_out(self) -> None:
+        if self._met:
+            if self._contention.share:
+                for rank in self._met:
+                    self._meet(rank)
+                    self._crowd[rank] = None
+            self._met = {}
+        if self._crowd:
+            for rank in self._crowd:
+                self._recap(rank)
+            self._crowd = {}
 
     def _meet(self, rank: int) -> None:
         """A kernel has started or ended on a rank: bytes that pass its links feel it."""
-        if not self._contention.share:
-            return
         slower = self._slows_bytes(rank)
         for job in self._copies[rank]:
             if job.flow is not None and isinstance(job.cost, Transfer):
@@ -145,8 +158,6 @@ class Events(Queues[_Cost]):
         for port, capacity in self._node.ports(rank):
             self._sharing.set_capacity(port, capacity / slower)
         self._drive(rank)
-        if self._flowing[rank]:
-            self._remember(rank)
 
     def _drive(self, rank: int) -> None:
         """What core-driven copies bring out of a device has changed."""
@@ -154,17 +165,13 @@ class Events(Queues[_Cost]):
         self._sharing.set_capacity(self._node.driven(rank), bandwidth)
 
     def _recap(self, rank: int) -> None:
-        """What runs beside the kernel of a rank has changed."""
-        job = self._kernel_of.get(rank)
+        """What runs beside the kernel of a rank has changed; so has what its memory gives, which is
+        less to a kernel and bytes of peers at once than to either."""
+        job, slower = self._kernel_of.get(rank), 1.0
         if job is not None and job.flow is not None and isinstance(job.cost, Kernel):
-            self._sharing.set_cap(job.flow, self._cap(job.cost, rank))
-            self._remember(rank)
-
-    def _remember(self, rank: int) -> None:
-        """Sets what the memory of a rank gives to all that flows there: less to a kernel and bytes
-        of peers at once than to either."""
-        slower = 1.0
-        if rank in self._kernel_of:
+            cap = self._cap(job.cost, rank)
+            if cap != job.flow.cap:
+                self._sharing.set_cap(job.flow, cap)
             slower = self._contention.slows_kernel(self._flowing[rank])
         bandwidth = self._node.memory_bandwidth(self._units(rank)) / slower
         memory = self._node.memory(rank)
@@ -176,8 +183,7 @@ class Events(Queues[_Cost]):
         before = self._units(rank)
         self._held[rank] += units
         if self._units(rank) != before:
-            self._recap(rank)
-            self._remember(rank)
+            self._crowd[rank] = None
 
     def _slows_bytes(self, rank: int) -> float:
         """How many times as long bytes over the links of a rank take."""

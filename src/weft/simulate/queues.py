@@ -115,6 +115,9 @@ class Queues(ABC, Generic[Cost]):
     def _flow_ended(self, flow: Flow, now: float) -> None:
         """A flow of a job's body has reached its end."""
 
+    def _share_out(self) -> None:
+        """All that happens at one moment has happened; rates are worked out next."""
+
     def run(self, now: float = 0.0) -> list[Piece]:
         """Everything that ran, in the order in which it ended, if all could start at `now`."""
         heap = self._heap
@@ -122,6 +125,7 @@ class Queues(ABC, Generic[Cost]):
             for lane in self._touched:
                 self._dispatch(lane, now)
             self._touched = {}
+            self._share_out()
             for flow in self._sharing.settle(now):
                 if flow.owner is not None:
                     self._push(now + max(0.0, flow.left) / flow.rate, _END, (flow, flow.version))

@@ -1,1 +1,1 @@
-"""Questions asked of many runs or simulations at once: explore, characterize, c3."""
+"""Studies over many runs or simulations: explore, characterize, judge, C3, scaling."""

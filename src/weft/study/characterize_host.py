@@ -1,9 +1,9 @@
-"""The losses of `weft.study.characterize`, measured on this host: real GEMMs, real copies.
+"""Measures the losses of `weft.study.characterization` on this host, with real GEMMs and copies.
 
-Two ranks, each with one compute thread on its own core. Copies go over a paced link on which
-gathering A would take as long as the GEMM, and last until the GEMM has ended. Arms take turns in
-every round, so that a slow moment of the machine hits all alike, and the lower quartile over the
-rounds is taken: what the machine does when nothing else disturbs it.
+There are two ranks, each with one compute thread on its own core. Copies use a paced link on which
+gathering A would take as long as the GEMM, and continue until the GEMM has ended. Arms take turns
+in every round, so that a slow moment of the machine affects all of them equally. The figures are
+lower quartiles over the rounds, which show the undisturbed machine.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from math import ceil
 import torch
 import torch.distributed as dist
 
-from weft.fabric import HostFabric, Link, _native, of
+from weft.fabric import Fabric, Link, of
+from weft.fabric.host.probe import EngineCopies, Strip
+from weft.measure.launch import Report, launch
 from weft.operation import ITEM_BYTES
-from weft.study.characterize import (
+from weft.study.characterization import (
     CUTS,
     DRIVERS,
     LONGER,
@@ -27,7 +29,6 @@ from weft.study.characterize import (
     pieces_of,
     shapes_of,
 )
-from weft.study.launch import Report, launch
 from weft.study.scenarios import Shape
 
 GRID = ((512, 2048), (128, 512), (256, 1024))
@@ -36,19 +37,19 @@ WORLD = 2
 REPEAT = 7
 WARM_UP = 2
 SAMPLE = 10e-3
-"""A GEMM is repeated until a sample takes this long: below, it would be over before the system's
-scheduler has let an engine run that wants the same core."""
+"""A GEMM is repeated until a sample takes this long. A shorter sample would end before the
+operating system lets an engine run that needs the same core."""
 COPIES = 16
-"""Copies that take as long as a sample alone."""
+"""The number of copies that together take as long as a sample alone."""
 
 Arm = Callable[[], float]
-"""Runs once on all ranks, and gives the seconds of this rank's GEMMs."""
+"""Runs once on all ranks and returns the seconds of this rank's GEMMs."""
 
 
 def characterize_host(
     shapes: Sequence[Shape] | None = None, repeat: int = REPEAT, report: Report | None = None
 ) -> Characterization:
-    """Measures the losses of shapes, by default of `GRID`, on this host."""
+    """Measures the losses of shapes (default: `GRID`) on this host."""
     shapes = shapes_of(GRID, "float32") if shapes is None else shapes
     found: list[Character] = launch(WORLD, _measure, list(shapes), repeat, report=report)[0]
     title = f"this host, {WORLD} ranks of one thread"
@@ -76,7 +77,7 @@ def _measure(report: Report, shapes: list[Shape], repeat: int) -> list[Character
 
 
 def _rounds(arms: dict[str, Arm], repeat: int) -> dict[str, list[float]]:
-    """Seconds of every arm in every round, the slowest rank's; collective."""
+    """The seconds of every arm in every round, of the slowest rank. Collective."""
     names = list(arms)
     samples: dict[str, list[float]] = {name: [] for name in names}
     for number in range(-WARM_UP, repeat):
@@ -91,7 +92,7 @@ def _rounds(arms: dict[str, Arm], repeat: int) -> dict[str, list[float]]:
     return {name: row.tolist() for name, row in zip(names, own, strict=True)}
 
 
-def _arms(fabric: HostFabric, shape: Shape) -> tuple[dict[str, Arm], int]:
+def _arms(fabric: Fabric, shape: Shape) -> tuple[dict[str, Arm], int]:
     """What takes turns for a shape, and how many GEMMs a sample of each has."""
     dtype: torch.dtype = getattr(torch, shape.dtype)
     random = torch.Generator().manual_seed(fabric.rank)
@@ -136,31 +137,20 @@ def _arms(fabric: HostFabric, shape: Shape) -> tuple[dict[str, Arm], int]:
     return arms, times
 
 
-def _beside(fabric: HostFabric, sample: Arm, num_bytes: int, link: Link, holds_core: bool) -> Arm:
+def _beside(fabric: Fabric, sample: Arm, num_bytes: int, link: Link, holds_core: bool) -> Arm:
     """A sample while this rank's engine pulls from the other rank over a paced link."""
-    native, rank = fabric.native, fabric.rank
-    peer = (rank + 1) % fabric.world
     size = max(1, num_bytes // COPIES)
-    source = fabric.symmetric_empty((size * COPIES,), torch.uint8)
+    source = fabric.memory.empty((size * COPIES,), torch.uint8)
     source.fill_(1)
     target = torch.empty(size * COPIES, dtype=torch.uint8)
-    program = _native.Program()
-    for number in range(round(LONGER * COPIES)):
-        offset = number % COPIES * size
-        here, there = (peer, 0, offset, size), (rank, 0, offset, size)
-        program.add(peer, number, holds_core, here, there, 1, size, [], -1, [])
+    strips = [
+        Strip(number % COPIES * size, 1, size, size) for number in range(round(LONGER * COPIES))
+    ]
+    peer = (fabric.rank + 1) % fabric.world
+    copies = EngineCopies(fabric, peer, source, target, strips, holds_core)
 
     def run() -> float:
         fabric.set_link(link)
-        call, deadline = fabric.next_call(), fabric.deadline_ns()
-        native.enter(call, 0, [native.offset_of(source.data_ptr())], b"")
-        fabric.wait(lambda: native.agree(call, [], deadline), "characterize", "the ranks")
-        signatures = [0] * fabric.world
-        flight = native.launch(program, call, deadline, [target.data_ptr()], signatures, False)
-        seconds = sample()
-        fabric.wait(lambda: native.finish(flight), "characterize", "the copies")
-        native.done(call)
-        fabric.wait(lambda: native.wait_released(call, deadline), "characterize", "the ranks")
-        return seconds
+        return copies.run(sample).beside
 
     return run

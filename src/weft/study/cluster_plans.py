@@ -1,7 +1,7 @@
-"""The schedules of an operation over all devices of a cluster: today's flat plans, simulated.
+"""Simulates the schedules of an operation over all devices of a cluster, with flat plans.
 
-A flat plan treats all peers alike, so on a cluster its copies crowd on the network cards. Serial is
-the faster of copy engines and cores, as inside a node; compute and communication are its parts.
+A flat plan treats all peers equally, so its copies compete for the network cards. Serial is the
+faster one of copy engines and cores, as inside a node. Compute and communication are its parts.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from weft.study.scenarios import Shape
 from weft.timeline import percent_of_ideal
 
 MOST_RANKS = 64
-"""Every rank is simulated, and schedules have chunks for all pairs of them."""
+"""The largest number of ranks, because every rank and the chunks of all pairs are simulated."""
 
 
 @dataclass(frozen=True)
 class ClusterPlans:
-    """A shape on a cluster: seconds of every schedule, and why others are left out."""
+    """A shape on a cluster: the seconds of every schedule, and why others are left out."""
 
     cluster: Cluster
     operation: Plannable
@@ -40,7 +40,7 @@ class ClusterPlans:
         return self.serial / seconds if seconds else 1.0
 
     def reached(self, seconds: float) -> float:
-        """Percent of ideal."""
+        """The percent of ideal."""
         return percent_of_ideal(self.serial, seconds, self.compute, self.communication)
 
     def to_json(self) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def explore_plans(
     schedules: Sequence[Schedule] | None = None,
     report: Callable[[float, str], None] | None = None,
 ) -> ClusterPlans:
-    """Simulates schedules (by default `Schedule.space`) of an operation over a whole cluster."""
+    """Simulates schedules (default: `Schedule.space`) of an operation over a whole cluster."""
     world = cluster.world
     if world > MOST_RANKS:
         raise Unsupported(
@@ -112,6 +112,6 @@ def explore_plans(
 
 
 def _compute(simulation: Simulation) -> float:
-    """How long the rank that ends last computes."""
+    """The compute time of the rank that ends last."""
     pieces = simulation.compute_pieces(simulation.last_rank)
     return sum(piece.seconds for piece in pieces)

@@ -1,4 +1,5 @@
-"""What weft promises of clusters: near the bound, fair, as another simulator says, and quick."""
+"""The checks of simulated clusters: distance to the bound, fair sharing, agreement with another
+simulator, and speed."""
 
 from __future__ import annotations
 
@@ -15,12 +16,13 @@ BETWEEN = ("switch", "fat_tree", "ring", "torus")
 NODES = (1, 2, 4, 16)
 KINDS = ("all_gather", "all_to_all", "reduce_scatter", "all_reduce")
 LARGE = 16 * GIB
-"""So large that latency does not count."""
+"""Bytes that are so many that latency does not matter."""
 
 
 def sample(inside: str, between: str, nodes: int) -> Cluster:
-    """Nodes of 8 devices in round numbers: links of 50 GB/s (300 GB/s to a switch), a card of 50
-    GB/s for every device, or cables of 100 GB/s to each neighbouring node."""
+    """A cluster with round numbers: nodes of 8 devices with links of 50 GB/s (300 GB/s to a
+    switch), and a network card of 50 GB/s per device, or links of 100 GB/s to each neighbouring
+    node."""
     network: dict[str, object] = {"topology": between, "latency": 5e-7}
     if between == "fat_tree":
         network |= {"leaf": 4, "oversubscription": 2.0}
@@ -44,19 +46,19 @@ def sample(inside: str, between: str, nodes: int) -> Cluster:
 
 
 def near_the_bound() -> Iterator[Answer]:
-    """The quickest algorithm of every collective on every kind of cluster, at a large size."""
+    """The fastest algorithm for every collective on every kind of cluster, at a large size."""
     for inside in INSIDE:
         for between in BETWEEN:
             for nodes in NODES:
                 if nodes == 1 and between != BETWEEN[0]:
-                    continue  # there is nothing between
+                    continue  # a single node has no network
                 for kind in KINDS:
                     yield ask(sample(inside, between, nodes), kind, LARGE)[0]
 
 
 @dataclass(frozen=True)
-class Shared:
-    """Two collectives at once, and how long each should take if they share fairly."""
+class ConcurrentPair:
+    """The times of two concurrent collectives, and their times under fair sharing."""
 
     what: str
     seconds: tuple[float, float]
@@ -64,21 +66,23 @@ class Shared:
 
     @property
     def error(self) -> float:
-        """The larger of both errors, as a share."""
+        """The larger of the two errors, as a share."""
         return max(abs(s / f - 1.0) for s, f in zip(self.seconds, self.fair, strict=True))
 
 
-def fairness() -> list[Shared]:
-    """Collectives of equal and unequal sizes and kinds on one cluster: on the link that both need,
-    each has half for as long as both are there."""
+def fairness() -> list[ConcurrentPair]:
+    """Pairs of collectives with equal and different sizes and kinds on one cluster. While both run,
+    each should have half of the link that both need."""
     cluster = sample("mesh", "switch", 16)
 
-    def pair(what: str, one: tuple[str, float, str], other: tuple[str, float, str]) -> Shared:
+    def pair(
+        what: str, one: tuple[str, float, str], other: tuple[str, float, str]
+    ) -> ConcurrentPair:
         alone = [ask(cluster, *asked, 1)[0].seconds for asked in (one, other)]
         both = together(cluster, [(*one, 1), (*other, 1)])
         short = min(alone)
         fair = [2.0 * s if s == short else s + short for s in alone]
-        return Shared(what, (both[0], both[1]), (fair[0], fair[1]))
+        return ConcurrentPair(what, (both[0], both[1]), (fair[0], fair[1]))
 
     exchange = ("all_to_all", 8.0 * GIB, "direct")
     return [
@@ -91,7 +95,7 @@ def fairness() -> list[Shared]:
 
 @dataclass(frozen=True)
 class Compared:
-    """A collective here and in ASTRA-sim, in seconds."""
+    """The seconds of a collective in weft's simulator and in ASTRA-sim."""
 
     what: str
     theirs: float
@@ -103,10 +107,11 @@ class Compared:
 
 
 def against_astra_sim() -> list[Compared]:
-    """The same networks and algorithms as in reference/astra_sim_collectives.csv.
+    """Simulates the networks and algorithms of reference/astra_sim_collectives.csv.
 
-    A hop to a switch and one from it make 1,000 ns; links are in GiB/s; sums are two reads and a
-    write of memory after each round; 4 chunks go through the dimensions in order, rings one way.
+    There, the hops to and from a switch take 1,000 ns together, links are in GiB/s, a sum is two
+    reads and one write of memory after each round, 4 chunks pass through the dimensions in order,
+    and rings go one way.
     """
     found = []
     for row in measurements("astra_sim_collectives"):
@@ -140,9 +145,9 @@ def against_astra_sim() -> list[Compared]:
 
 
 def how_long(nodes: int) -> float:
-    """Seconds of this computer for all collectives by all algorithms on so many nodes of 8."""
+    """The seconds to simulate all collectives with all algorithms on `nodes` nodes of 8 devices."""
     cluster = load_cluster("mi300x").with_nodes(nodes)
-    start = time.process_time()  # other work may share the cores
+    start = time.process_time()  # other processes may share the cores
     for kind in KINDS:
         ask(cluster, kind, GIB)
     return time.process_time() - start

@@ -15,8 +15,8 @@ from math import sqrt
 from weft.machine import Machine
 from weft.schedule import Schedule
 from weft.study.c3 import simulated
-from weft.study.c3.scenarios import llama
-from weft.study.explore import explore
+from weft.study.c3.cases import llama
+from weft.study.exploration import explore
 from weft.study.scenarios import ficco
 
 LARGEST = 1.6
@@ -40,6 +40,10 @@ class Try:
     ladder: dict[str, dict[str, float]]
     largest: dict[str, float]
     published: Mapping[str, float]
+
+    def mean(self, name: str) -> float:
+        """Percent of ideal under a strategy, over both halves."""
+        return sum(ladder[name] for ladder in self.ladder.values()) / len(self.ladder)
 
     def miss(self, half: str) -> float:
         """Root mean square of the distances from what was published, in points; a hundredth of

@@ -1,4 +1,4 @@
-"""What decides how much fusing saves of a DLRM step: one assumption changed at a time."""
+"""What determines the saving of a fused DLRM step: one assumption is changed at a time."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from weft.machine import load_cluster
+from weft.models.workloads import load_workload
 from weft.study.scaling import Point, scale
-from weft.study.workloads import load_workload
 
 NODES = 128
 CLUSTERS = ("mi300x", "h100")
@@ -28,7 +28,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class DlrmStory:
-    """Savings by change and cluster, the step as stated, and MLPerf's model."""
+    """The savings by change and cluster, the step as stated, and MLPerf's model."""
 
     savings: dict[str, tuple[float, ...]]
     stated: tuple[Point, ...]
@@ -36,7 +36,7 @@ class DlrmStory:
 
 
 def tell_dlrm(report: Callable[[float, str], None] | None = None) -> DlrmStory:
-    """Simulates every change on every cluster, weak scaling."""
+    """Simulates every change on every cluster, with weak scaling."""
     savings = {}
     stated: tuple[Point, ...] = ()
     for number, (name, change) in enumerate(CHANGES.items()):

@@ -1,5 +1,5 @@
-"""FiCCO's story, simulated with no tuning to any scenario: what its evaluation says of 8 x MI300X,
-and what should hold on a machine with a switch instead."""
+"""Simulates the evaluation of FiCCO, without tuning to its scenarios: on 8 x MI300X, as in the
+paper, and on a machine with a switch."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from weft.machine import load
-from weft.study.explore import Exploration, Outcome, Scenario, explore
+from weft.study.exploration import Exploration, Outcome, Scenario, explore
 from weft.study.scenarios import ficco
 
 HEAVY = 0.7
-"""Communication this long against compute makes a scenario communication-heavy."""
+"""A scenario is communication-heavy if communication takes this share of compute, or more."""
 
 
 @dataclass(frozen=True)
 class Story:
-    """The 16 scenarios on a full mesh and behind a switch."""
+    """The 16 scenarios on a full mesh and on a switch."""
 
     mesh: Exploration
     switch: Exploration
@@ -28,12 +28,12 @@ class Story:
 
     @property
     def top(self) -> Scenario:
-        """Where the best schedule gives most."""
+        """The scenario with the largest speedup."""
         return max(self.mesh.scenarios, key=lambda scenario: scenario.best.speedup)
 
     @property
     def winners(self) -> Counter[str]:
-        """In how many scenarios each fixed schedule is the best of the fixed ones."""
+        """For each fixed schedule, the number of scenarios in which it is the best fixed one."""
         return Counter(best_fixed(scenario).schedule.name for scenario in self.mesh.scenarios)
 
     @property
@@ -43,17 +43,17 @@ class Story:
 
     @property
     def shard_slowdowns(self) -> list[float]:
-        """How many times as long as serial shard-p2p takes where communication is heavy."""
+        """The time of shard-p2p relative to serial, in the communication-heavy scenarios."""
         return [1.0 / scenario.outcome("shard-p2p@dma").speedup for scenario in self.heavy]
 
     @property
     def shard_on_switch(self) -> float:
-        """The least speedup of shard-p2p behind a switch."""
+        """The smallest speedup of shard-p2p on a switch."""
         return min(s.outcome("shard-p2p@dma").speedup for s in self.switch.scenarios)
 
     @property
     def engines_over_cores(self) -> float:
-        """The least lead of the best schedule on copy engines over the best on cores."""
+        """The smallest speedup of the best schedule on copy engines over the best on cores."""
         return min(
             _best(scenario, "dma").speedup / _best(scenario, "cores").speedup
             for scenario in self.mesh.scenarios
@@ -61,7 +61,7 @@ class Story:
 
     @property
     def cores_ahead(self) -> dict[str, int]:
-        """Schedules whose twin on cores is faster by more than 1 %, and in how many scenarios."""
+        """The schedules that are more than 1 % faster on cores, and in how many scenarios."""
         found: Counter[str] = Counter()
         for scenario in self.mesh.scenarios:
             for outcome in scenario.outcomes:

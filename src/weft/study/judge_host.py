@@ -1,9 +1,9 @@
-"""The same judgement on this machine, measured: what `auto` settles on, against every candidate.
+"""Judges `auto` on this machine by measurement: its final choice against every candidate.
 
-One group of ranks goes through all scenarios. In each, `auto` makes the calls that its guard
-watches; then all candidates take turns, so that a slow moment hits them alike. The best of twenty
-noisy medians would be a lucky one, so a few rounds only find who can be the best at all, and the
-figures are from further rounds of those, which had no part in finding them.
+One group of ranks runs all scenarios. In each scenario, `auto` first makes the calls that its guard
+watches. Then all candidates take turns, so that a slow moment affects them equally. The best of
+twenty noisy medians would be a lucky one. So a few rounds only select the candidates that can be
+the best, and the figures come from further rounds of these.
 """
 
 from __future__ import annotations
@@ -20,39 +20,40 @@ import torch.distributed as dist
 
 from weft.errors import Unsupported
 from weft.fabric import Link, of
+from weft.measure.launch import Report, launch
+from weft.measure.measurement import interleaved
 from weft.ops.all_gather_matmul import all_gather_matmul
 from weft.plan.all_gather_matmul import AllGatherMatmul
 from weft.plan.tasks import Copy
+from weft.run import session as sessions
 from weft.run.explain import explain
 from weft.schedule import Schedule
 from weft.select import auto
 from weft.select.guard import MOST_CALLS
 from weft.select.heuristic import candidates
-from weft.study.judge import IN_SET, Drawn, Judgement, Verdict, chosen, size
-from weft.study.launch import Report, launch
-from weft.study.measure import interleaved
+from weft.study.judgement import IN_SET, Drawn, Judgement, Verdict, chosen, size
 
 ROWS = (1, 4096)
 COLUMNS = (32, 1024)
 INNER = (64, 1024)
 LINKS = ("memory", "0.1GB/s", "0.5GB/s", "2GB/s")
 FINDING = 2
-"""Rounds of all candidates, to find those that can be the best."""
+"""The rounds of all candidates that select those which can be the best."""
 NEAR = 1.3
-"""Candidates within this of the best of their set can be."""
+"""A candidate can be the best if it takes at most this many times the best time of its set."""
 REPEAT = 31
-"""Rounds of those, which count."""
+"""The rounds of the selected candidates, which give the figures."""
 AT_LEAST, MOST_IN_A_ROW = 5e-3, 32
-"""Seconds of calls in a row that make one sample: ranks do not start in the same moment, and short
-calls would be lost in that."""
+"""The shortest sample in seconds, and the most calls in a sample. Ranks do not start at exactly the
+same moment, which would distort short samples."""
 TOLERANCE = 0.05
-"""Slower than serial by more counts: less is noise, on a machine that does other things too."""
+"""A choice counts as slower than serial beyond this share. Smaller differences are noise."""
 
 Calls = Mapping[Schedule, Callable[[], Any]]
 
 
 def draw(seed: int, number: int, world: int) -> Drawn:
-    """The measured scenario of that number."""
+    """The measured scenario with that number."""
     random = Random(f"weft judge host {seed} {number}")
     m, n, k = size(random, ROWS, 1), size(random, COLUMNS, 1), size(random, INNER, 1)
     operation = AllGatherMatmul.of(m, n, k, world, "float32")
@@ -60,7 +61,7 @@ def draw(seed: int, number: int, world: int) -> Drawn:
 
 
 def judge_host(count: int, seed: int, report: Report | None = None) -> Judgement:
-    """Judges `auto` by measuring; two ranks, or one for each core up to four."""
+    """Judges `auto` by measurement, on two ranks, or one per core up to four."""
     if count < 1:
         raise Unsupported(f"there must be at least 1 scenario, not {count}")
     world = max(2, min(4, len(os.sched_getaffinity(0))))
@@ -88,14 +89,14 @@ def _verdict(drawn: Drawn) -> Verdict:
     def call(schedule: str | Schedule) -> Callable[[], Any]:
         return lambda: all_gather_matmul(x, weights, schedule=schedule, shard_rows=operation.rows)
 
-    memory = auto.of(fabric)
+    memory = auto.of(sessions.of(fabric))
     memory.mode = "heuristic"  # not what was tuned: that would be looking up the answer
     for _ in range(MOST_CALLS + 1):
         call("auto")()
-    said = explain()
-    assert said is not None
+    explanation = explain()
+    assert explanation is not None
     among = candidates(operation.world)
-    settled = Schedule.parse(said.schedule)
+    settled = Schedule.parse(explanation.schedule)
     choices = {**chosen(memory.machine, operation, among), "heuristic": settled}
     twin = _twins(operation, [*among, settled], fabric.link.paced)
     choices = {kind: twin[schedule] for kind, schedule in choices.items()}
@@ -105,17 +106,19 @@ def _verdict(drawn: Drawn) -> Verdict:
     quickest = min(found.values())
     in_a_row = max(1, min(MOST_IN_A_ROW, ceil(AT_LEAST / quickest)))
     counted = _measured({schedule: calls[schedule] for schedule in near}, in_a_row, REPEAT)
-    # Who is out is out by a wide margin: what was measured of it will do.
+    # Candidates that were not selected are far behind, so their few rounds are enough.
     return Verdict(drawn, choices, {**found, **counted})
 
 
 def _twins(
     operation: AllGatherMatmul, schedules: Sequence[Schedule], paced: bool
 ) -> dict[Schedule, Schedule]:
-    """For every schedule the first that does the very same here, and is measured for both: to
-    measure one thing twice would only give noise two chances to win. On two ranks a step has one
-    chunk, fused or not; at memory speed an engine and a core copy alike; in place, nothing arrives
-    that adaptive could adapt to."""
+    """Maps every schedule to the first one that does the same here; only that one is measured.
+    Measuring the same thing twice would give noise two chances to win.
+
+    On two ranks a step has one chunk, fused or not. At memory speed, an engine and a core copy in
+    the same way. In place, nothing arrives to which adaptive could adapt.
+    """
     first: dict[object, Schedule] = {}
     twin = {}
     for schedule in sorted(schedules, key=lambda s: s.fusion == "adaptive"):
@@ -131,19 +134,19 @@ def _twins(
 def _contenders(
     found: Mapping[Schedule, float], choices: Mapping[str, Schedule]
 ) -> Collection[Schedule]:
-    """Who can be the best of a set, who was chosen, and serial, in the order of candidates."""
+    """The candidates that can be the best of a set, the chosen ones, and serial, in order."""
     near = {*choices.values(), *(schedule for schedule in found if schedule.serial)}
     for within in IN_SET.values():
         some = {schedule: seconds for schedule, seconds in found.items() if within(schedule)}
         most = NEAR * min(some.values())
         near.update(schedule for schedule, seconds in some.items() if seconds <= most)
-    told: list[Any] = [sorted(near, key=str)]
-    dist.broadcast_object_list(told, src=0)  # medians agree, but who measures must not be a guess
-    return list(told[0])
+    selected: list[Any] = [sorted(near, key=str)]
+    dist.broadcast_object_list(selected, src=0)  # all ranks must measure the same candidates
+    return list(selected[0])
 
 
 def _measured(calls: Calls, in_a_row: int, repeat: int) -> dict[Schedule, float]:
-    """The median seconds of a call of each, by the slowest rank; collective."""
+    """The median seconds per call of each schedule, of the slowest rank. Collective."""
 
     def several(call: Callable[[], Any]) -> Callable[[], None]:
         def run() -> None:

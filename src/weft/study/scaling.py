@@ -1,8 +1,8 @@
-"""A training step on ever more nodes, plain against fused: strong and weak scaling, simulated.
+"""Simulates strong and weak scaling of a training step over nodes, plain and fused.
 
-Strong scaling shares one batch among all devices, weak scaling gives each device the same. Fused is
-the best of the numbers of slices that the workload's file lets it try, and never slower than plain:
-a library that would lose by overlapping does not overlap.
+Strong scaling divides one batch among all devices; weak scaling gives each device the same amount.
+The fused step uses the best of the numbers of slices in the workload's file. If none is faster than
+plain, it is the plain step: a library would not overlap there.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 
 from weft.errors import Unsupported
 from weft.machine import Cluster
+from weft.models.workloads import Workload
 from weft.simulate.cluster import Ran
-from weft.study.workloads import Workload
 from weft.timeline import Timeline
 
 SCALINGS = ("weak", "strong")
@@ -28,26 +28,26 @@ class Point:
     nodes: int
     world: int
     size: float
-    said: str
+    description: str
     plain: Ran
     fused: Ran
-    chunks: int | None  # of the fused step; None where plain is as good
+    chunks: int | None  # of the fused step; None if plain is as fast
 
     @property
     def saving(self) -> float:
-        """Share of the plain step's time that fusing saves."""
+        """The saving of the fused step, as a share of the plain step."""
         return 1.0 - self.fused.seconds / self.plain.seconds if self.plain.seconds else 0.0
 
     def exposed(self, fused: bool) -> float:
-        """Seconds in which a device communicates and computes nothing."""
+        """The seconds in which a device communicates but does not compute."""
         return (self.fused if fused else self.plain).timeline().exposed_communication(0)
 
     def compute(self, fused: bool) -> float:
-        """Seconds in which a device computes."""
+        """The seconds in which a device computes."""
         return (self.fused if fused else self.plain).timeline().compute_seconds(0)
 
     def parts(self, fused: bool) -> dict[str, float]:
-        """Seconds of the tasks whose names begin alike, chunks and layers together."""
+        """The seconds of tasks by name, with chunks and layers added up."""
         found: dict[str, float] = {}
         for span in (self.fused if fused else self.plain).spans:
             words = [word for word in span.task.split() if not word[:1].isdigit()]
@@ -68,7 +68,7 @@ class Scaling:
         return [point for point in self.points if point.scaling == scaling]
 
     def timelines(self, point: Point) -> list[Timeline]:
-        """Plain and fused, of a device that stands for all."""
+        """The plain and the fused timeline of one device, which represents all."""
         return [point.plain.timeline("plain"), point.fused.timeline("fused")]
 
     def to_json(self) -> dict[str, Any]:
@@ -116,8 +116,8 @@ def _point(workload: Workload, cluster: Cluster, scaling: str) -> Point:
         ran = module.step(config, cluster, size, tried).run()
         if ran.seconds < best.seconds:
             best, chunks = ran, tried
-    said = module.describe(config, cluster, size)
-    return Point(scaling, cluster.nodes, cluster.world, size, said, plain, best, chunks)
+    description = module.describe(config, cluster, size)
+    return Point(scaling, cluster.nodes, cluster.world, size, description, plain, best, chunks)
 
 
 def _point_json(point: Point) -> dict[str, Any]:
@@ -125,7 +125,7 @@ def _point_json(point: Point) -> dict[str, Any]:
         "scaling": point.scaling,
         "nodes": point.nodes,
         "devices": point.world,
-        "size": point.said,
+        "size": point.description,
         "plain_ms": 1e3 * point.plain.seconds,
         "fused_ms": 1e3 * point.fused.seconds,
         "saving": point.saving,

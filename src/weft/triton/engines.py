@@ -8,13 +8,15 @@ a kernel.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 
 from weft.errors import Unsupported
-from weft.fabric import _native
-from weft.fabric.outcomes import AGAIN, OK
+from weft.fabric.host import chunk_engines
+from weft.fabric.host.chunk_engines import ChunkEngines
+from weft.fabric.host.process_call import ProcessCall
+from weft.fabric.processes import ProcessFabric
 from weft.triton.space import Host, HostVisit, Region, Space, SymmetricMemory, aligned
 
 Chunk = tuple[int, int, int, int]
@@ -60,13 +62,11 @@ def engines_of(space: Space) -> Engines:
 class HostEngines:
     """Native threads, one per peer. Counters are the fabric's, and epochs its calls."""
 
-    counter_stride = 2  # a counter is followed by the number of its sleepers
-
     def __init__(self, space: Host) -> None:
-        self.fabric = space.fabric
-        self.counters = torch.from_numpy(self.fabric.native.counters())
-        self._program: _native.Program | None = None
-        self._running: _native.Call | None = None
+        self._engines = ChunkEngines(cast(ProcessFabric, space.fabric))
+        self._rank = space.rank
+        self.counters = self._engines.counters
+        self.counter_stride = self._engines.counter_stride
 
     def symmetric_bytes(self, rows: int, columns: int, dtype: torch.dtype) -> int:
         return 0  # the fabric stages what is not in its heap
@@ -79,45 +79,22 @@ class HostEngines:
         firsts: Sequence[int],
         chunks: Sequence[Chunk],
     ) -> None:
-        me, pitch = self.fabric.rank, gathered.shape[1] * gathered.dtype.itemsize
-        self._gathered = gathered
-        if len(chunks) and max(chunk[3] for chunk in chunks) >= _native.MAX_COUNTERS:
-            raise Unsupported(f"more than {_native.MAX_COUNTERS} chunks; use a smaller depth")
-        program, empty = _native.Program(), True
-        for first, count, rank, counter in chunks:
-            if rank == me or count == 0 or pitch == 0:
-                continue
-            source = (rank, 0, (first - firsts[rank]) * pitch, pitch)
-            target = (me, 0, first * pitch, pitch)
-            program.add(rank, counter, False, source, target, count, pitch, [], counter, [])
-            empty = False
-        self._program = None if empty else program
+        row = gathered.shape[1] * gathered.dtype.itemsize
+        pulled = [
+            chunk_engines.Chunk(
+                rank, (first - firsts[rank]) * row, first * row, count * row, counter
+            )
+            for first, count, rank, counter in chunks
+            if rank != self._rank and count and row
+        ]
+        self._engines.prepare(gathered, pulled)
 
     def start(self, visit: HostVisit, shard: torch.Tensor, number: int) -> int:
-        if self._program is not None:
-            signatures = [proposal.signature for proposal in visit.proposals]
-            self._running = self.fabric.native.launch(
-                self._program,
-                visit.call,
-                self.fabric.deadline_ns(),
-                [self._gathered.data_ptr()],
-                signatures,
-                False,
-            )
-        return visit.call
+        signatures = [proposal.signature for proposal in visit.proposals]
+        return self._engines.start(cast(ProcessCall, visit.call), signatures)
 
     def end(self, sound: bool) -> None:
-        running, self._running = self._running, None
-        if running is None:
-            return
-        native = self.fabric.native
-        if not sound:
-            native.cancel(running)
-        outcome = native.finish(running)
-        while outcome[0] == AGAIN:
-            outcome = native.finish(running)
-        if sound and outcome[0] != OK:
-            raise self.fabric.failure(outcome, "triton.all_gather_gemm", "chunks of x")
+        self._engines.end(sound, "triton.all_gather_gemm")
 
 
 class CopyStreams:

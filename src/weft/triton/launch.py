@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from weft.errors import Error, Unsupported
-from weft.run.proposal import Items, Proposal
+from weft.fabric.proposal import Items, Proposal
 from weft.triton import interpreting
 from weft.triton.jit import Kernel
 from weft.triton.residency import Resources, programs_per_unit, unit_of

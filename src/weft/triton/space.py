@@ -18,9 +18,10 @@ import torch.distributed as dist
 
 from weft import fabric
 from weft.errors import Error, Mismatch, Timeout, Unsupported
-from weft.fabric import HostFabric
-from weft.fabric.outcomes import AGAIN, OK, TIMEOUT
-from weft.run.proposal import Items, Proposal, check_same
+from weft.fabric import Fabric
+from weft.fabric.interface import NOTHING_EXPOSED, Call, Exposed
+from weft.fabric.outcomes import TIMEOUT
+from weft.fabric.proposal import Items, Proposal, check_same
 
 ALIGNMENT = 256
 """Bytes to which regions and the parts of a region are aligned; `peer` promises 16 of it."""
@@ -90,19 +91,18 @@ class Space(Protocol):
 
 
 class Host:
-    """weft's shared heap of a group on one machine. Ranks compare what they mean at every call, as
+    """weft's shared heap of a group on one machine. Ranks compare their proposals at every call, as
     all of weft's operators do, and a peer that dies is named."""
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
-        self.fabric: HostFabric = fabric.of(group)
-        if self.fabric.network:
+        self.fabric: Fabric = fabric.of(group)
+        if not self.fabric.can.in_kernel:
             raise Unsupported(
                 "weft.triton's kernels on CPUs need all ranks of a group on one machine; give them "
                 "a group whose ranks share one"
             )
         self.rank, self.world = self.fabric.rank, self.fabric.world
         self.device = torch.device("cpu")
-        self._blocks: list[Any] = []
 
     @property
     def deadline(self) -> float:
@@ -111,17 +111,17 @@ class Host:
     def allocate(
         self, operation: str, size: int, same: Items, own: Items
     ) -> tuple[Region, list[Proposal]]:
-        error = None
-        block = None
+        error = memory = None
+        exposed = NOTHING_EXPOSED
         try:
-            block = self.fabric._allocate(aligned(max(size, 1)))
+            memory = self.fabric.memory.empty((aligned(max(size, 1)),), torch.uint8)
+            exposed = Exposed({"region": memory})
         except Error as failure:
             error = failure
-        with self._call(operation, same, own, error, block=block) as visit:
-            assert block is not None
-            native = self.fabric.native
-            bases = [native.peer_pointer(visit.call, r, 0) for r in range(self.world)]
-        memory = torch.from_numpy(block.array())
+        with self._call(operation, same, own, error, exposed) as visit:
+            assert visit.call is not None
+            bases = visit.call.addresses(0)
+        assert memory is not None
         return Region(memory, torch.tensor(bases, dtype=torch.int64)), visit.proposals
 
     def say(self, operation: str, same: Items, own: Items, error: Error | None) -> list[Proposal]:
@@ -132,12 +132,13 @@ class Host:
     def visit(
         self, operation: str, same: Items, error: Error | None, share: torch.Tensor | None
     ) -> Iterator[HostVisit]:
-        with self._call(operation, same, (), error, share) as visit:
+        exposed = NOTHING_EXPOSED if share is None or error else Exposed({"shard": share})
+        with self._call(operation, same, (), error, exposed) as visit:
             yield visit
 
     @contextmanager
     def look(self, operation: str) -> Iterator[HostVisit]:
-        yield HostVisit(self.fabric, self.fabric.call, [])
+        yield HostVisit(self.fabric, None, [])
 
     def least(self, number: int) -> int:
         return number  # the interpreted grid is a constant, or was compared when it was given
@@ -149,58 +150,25 @@ class Host:
         same: Items,
         own: Items,
         error: Error | None,
-        share: torch.Tensor | None = None,
-        block: Any = None,
+        exposed: Exposed = NOTHING_EXPOSED,
     ) -> Iterator[HostVisit]:
-        """One call of the fabric: all ranks enter and say what they mean before it goes on."""
-        with self.fabric.lock:
-            call = self.fabric.next_call()
-            try:
-                said = Proposal(operation, same, own, str(error)[:600] if error else "")
-                offsets = [block.offset] if block is not None else []
-                in_place = False
-                if share is not None and error is None:
-                    offset, in_place = self.fabric.share(share)
-                    offsets.append(offset)
-                self.fabric.native.enter(call, said.signature, offsets, said.blob)
-                until = self.fabric.deadline_ns()
-                self.fabric.wait(
-                    lambda: self.fabric.native.agree(call, [], until),
-                    operation,
-                    "all ranks to enter the call",
-                )
-                heard = [
-                    Proposal.read(self.fabric.native.header(call, r)) for r in range(self.world)
-                ]
-                if error is not None and self.world == 1:
-                    raise error
-                check_same(heard, call)
-                yield HostVisit(self.fabric, call, heard)
-                outcome = self.fabric.native.done(call)
-                if outcome[0] != OK:
-                    raise self.fabric.failure(outcome, operation, "its end")
-                if in_place:  # the caller may write what it shared as soon as the call returns
-                    self.fabric.wait(
-                        lambda: self.fabric.native.wait_released(call, until),
-                        operation,
-                        "peers to finish reading this rank's symmetric memory",
-                    )
-            except BaseException as failure:
-                if not isinstance(failure, Error):
-                    self.fabric.give_up(Error(f"rank {self.rank} was interrupted"))
-                self.fabric.native.done(call)
-                raise
+        """One call of the fabric: all ranks enter and compare proposals before it goes on."""
+        proposal = Proposal(operation, same, own, str(error)[:600] if error else "")
+        with self.fabric.call(proposal, exposed) as call:
+            if error is not None and self.world == 1:
+                raise error
+            yield HostVisit(self.fabric, call, call.proposals())
 
 
 @dataclass
 class HostVisit:
     """One call of the host fabric."""
 
-    fabric: HostFabric
-    call: int
+    fabric: Fabric
+    call: Call | None
     proposals: list[Proposal]
     until: float = field(init=False)
-    outcome: tuple[int, int] = (OK, -1)
+    outcome: tuple[int, int] | None = None
     looked: float = 0.0
 
     def __post_init__(self) -> None:
@@ -212,15 +180,11 @@ class HostVisit:
             self.outcome = (TIMEOUT, -1)
         elif now - self.looked > LOOK:
             self.looked = now
-            # With a deadline that is over this only looks: all done, still at it, or lost.
-            outcome = self.fabric.native.wait_released(self.call, 0)
-            if outcome[0] not in (OK, AGAIN, TIMEOUT):
-                self.outcome = outcome
-        return self.outcome[0] == OK
+            self.outcome = None if self.call is None else self.call.peer_failure()
+        return self.outcome is None
 
     def failure(self, doing: str, waiting_for: str) -> Error:
-        outcome = self.outcome if self.outcome[0] != OK else (TIMEOUT, -1)
-        return self.fabric.failure(outcome, doing, waiting_for)
+        return self.fabric.failure(self.outcome or (TIMEOUT, -1), doing, waiting_for)
 
 
 LOOK = 0.05

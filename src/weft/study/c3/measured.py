@@ -20,16 +20,16 @@ import torch
 import torch.distributed as dist
 
 from weft.errors import Unsupported
-from weft.fabric import HostFabric, Link, of
+from weft.fabric import Fabric, Link, of
+from weft.measure.launch import Report, launch
+from weft.measure.measurement import busiest_link, interleaved, timed
 from weft.ops.concurrent import matmul_beside
 from weft.plan.concurrent import COLLECTIVES
 from weft.run.placement import Placement
 from weft.run.record import record
 from weft.strategy import Strategy
-from weft.study.c3.result import Outcome, Scenario, Study
-from weft.study.c3.scenarios import Case
-from weft.study.launch import Report, launch
-from weft.study.measure import busiest_link, interleaved, timed
+from weft.study.c3.cases import Case
+from weft.study.c3.findings import Outcome, Scenario, Study
 from weft.timeline import COMMUNICATION, Timeline, percent_of_ideal
 
 WORLD = 2
@@ -125,7 +125,7 @@ class _Bench:
     """One scenario on this rank: its tensors, and what every arm does with them."""
 
     def __init__(
-        self, fabric: HostFabric, placement: Placement, case: HostCase, report: Report
+        self, fabric: Fabric, placement: Placement, case: HostCase, report: Report
     ) -> None:
         self.fabric, self.placement, self.report = fabric, placement, report
         self.case, self.multiple = case.case, case.multiple
@@ -135,7 +135,7 @@ class _Bench:
         self.b = torch.randn(op.k, op.n, generator=random)
         self.c = torch.empty(op.m, op.n)
         rows = op.rows[fabric.rank]
-        self.x = fabric.symmetric_empty((rows, op.columns), torch.float32)
+        self.x = fabric.memory.empty((rows, op.columns), torch.float32)
         self.x.copy_(torch.randn(rows, op.columns, generator=random))
         self.nothing = torch.empty(0, 0)
         self.strategies: list[Strategy] = []

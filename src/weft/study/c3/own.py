@@ -107,7 +107,7 @@ class Tried:
 
 
 @dataclass(frozen=True)
-class Answer:
+class CaseAnswer:
     """What a machine makes of a question. `ways` is the collective alone by who moves it, `refused`
     the strategies that cannot be had, with the reason."""
 
@@ -182,7 +182,7 @@ class Answer:
         }
 
 
-def ask(machine: Machine, question: Question) -> Answer:
+def ask(machine: Machine, question: Question) -> CaseAnswer:
     """Simulates every strategy for a question on a node of the machine."""
     if machine.host is not None or machine.compute.tiling is None:
         raise Unsupported(
@@ -228,7 +228,7 @@ def ask(machine: Machine, question: Question) -> Answer:
     best = [
         min(map(tried, swept), key=lambda one: one.seconds) for swept in _swept(machine, summing)
     ]
-    return Answer(
+    return CaseAnswer(
         question,
         machine,
         gemm,

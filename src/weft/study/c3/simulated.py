@@ -13,8 +13,8 @@ from weft.simulate import run
 from weft.simulate.cost import collective, gemm
 from weft.strategy import Driver, Strategy
 from weft.study.c3 import rules
-from weft.study.c3.result import Choice, Outcome, Scenario, Study, UnitSweep
-from weft.study.c3.scenarios import Case, llama
+from weft.study.c3.cases import Case, llama
+from weft.study.c3.findings import Choice, Outcome, Scenario, Study, UnitSweep
 from weft.timeline import Timeline, percent_of_ideal
 
 Report = Callable[[float, str], None]

@@ -19,7 +19,7 @@ from weft.schedule import Schedule
 from weft.select import heuristic
 from weft.simulate import check_fits, run
 from weft.simulate.cost import bandwidth_of, collective, gemm
-from weft.study.explore import Scenario, explore_operation
+from weft.study.exploration import Scenario, explore_operation
 from weft.study.layers.listing import SHARED, Layer, Model
 from weft.study.scenarios import Shape
 

@@ -1,4 +1,4 @@
-"""The shapes that a study asks about: one given, a file of them, or those that ship as data."""
+"""The shapes of a study: a given one, those of a file, or those that come with weft."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _FOLDER = Path(__file__).parent
 _SIZES = ("m", "n", "k")
 _KNOWN = ("id", *_SIZES, "dtype", "note")
 _MOST = 1 << 48
-"""No size is larger: beyond, bytes and flops would leave what numbers can hold exactly."""
+"""The largest size. Beyond it, bytes and flops would not be exact numbers."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A GEMM over all ranks, unsharded: C[m, n] = A[m, k] B[k, n]."""
+    """An unsharded GEMM over all ranks: C[m, n] = A[m, k] B[k, n]."""
 
     m: int
     n: int
@@ -40,23 +40,23 @@ class Shape:
 
     @property
     def label(self) -> str:
-        """The id, or the sizes of a shape without one."""
+        """The id, or the sizes if there is no id."""
         return self.id or f"{self.m}x{self.n}x{self.k}"
 
 
 def ficco() -> tuple[Shape, ...]:
-    """The 16 GEMMs of the FiCCO evaluation; their file says where they come from.
+    """The 16 GEMMs of the FiCCO evaluation. Their file names the source.
 
-    Sizes are unsharded, so each rank has N / world columns of B. g14 to g16 are expert-parallel;
-    as an all-gather they are explored like the others (same flops per rank, more bytes).
+    Sizes are unsharded, so each rank has N / world columns of B. g14 to g16 are expert-parallel.
+    They are explored as an all-gather like the others (same flops per rank, more bytes).
     """
     return from_csv(_FOLDER / "ficco.csv")
 
 
 def from_csv(path: str | Path) -> tuple[Shape, ...]:
-    """The shapes of a file with the columns m, n, k, and if wanted id, dtype and note.
+    """The shapes of a file with the columns m, n, k, and optionally id, dtype and note.
 
-    Lines that are empty or start with # are left out.
+    Empty lines and lines that start with # are skipped.
     """
     path = Path(path)
     try:

@@ -1,0 +1,1 @@
+"""The group fabric: ranks on several machines, with a network between them."""

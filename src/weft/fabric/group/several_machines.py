@@ -1,0 +1,210 @@
+"""Ranks on several machines. Those of one machine share memory, as on the host fabric; between
+machines the same plans run over point-to-point transfers of torch.distributed.
+
+Nothing has to be symmetric between machines: a plan's copy becomes a send and a receive, and the
+tasks before it keep back the one or the other, each on the rank where they run.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from weft.errors import Error, PeerLost, Timeout, Unsupported
+from weft.fabric import _native
+from weft.fabric.group import eager
+from weft.fabric.group.network_native import NetworkNative
+from weft.fabric.group.transfers import NetworkProgram
+from weft.fabric.group.transport import connect_seconds, open_transport
+from weft.fabric.host.opening import heap_span, open_heap
+from weft.fabric.interface import Capabilities
+from weft.fabric.outcomes import PEER_LOST, Outcome
+from weft.fabric.reach import SharedBlock, Transfer
+from weft.fabric.rendezvous import Hello, exchange
+from weft.plan import network
+from weft.plan.tasks import Plan, Plannable
+from weft.plan.two_level_gathering import RELAY
+from weft.schedule import Schedule
+from weft.strategy import Strategy
+
+CAN = Capabilities("group", adaptive=True, two_level=True, paced=True)
+
+STORE_SECONDS = 2.0
+"""Seconds in which the group's store must answer why a peer is gone, before it counts as dead."""
+
+
+class SeveralMachines:
+    """The reach of the group fabric (see `weft.fabric.reach`)."""
+
+    can = CAN
+
+    def __init__(self, group: dist.ProcessGroup, cards: Sequence[Hello], deadline: float) -> None:
+        # Not held: destroy_process_group must end the threads of the backend before Python ends.
+        self._group = weakref.ref(group)
+        self._rank, world = dist.get_rank(group), dist.get_world_size(group)
+        flat = cards[0].fabric == "flat"
+        self.nodes = _nodes([card.machine for card in cards], flat)
+        """The machine of every rank, numbered in the order of ranks."""
+        self.levels = 2
+        """2: what ranks of a machine share crosses the network once. 1 treats all peers alike, to
+        see what that gains; the same on all ranks, and set before the first call."""
+        own = self.nodes[self._rank]
+        self.members = [rank for rank in range(world) if self.nodes[rank] == own]
+        self.heap = open_heap(group, self.members, deadline)
+        self._relay: _native.Block | None = None
+        if len(self.members) > 1:
+            # Sparse as all of the heap: what is never touched takes no memory.
+            self._relay = self.heap.allocate(heap_span() // 2)
+        number = _times_opened(group, self._rank)
+        self._notes = f"weft/notes/{number}"
+        error, transport = "", None
+        try:
+            transport = open_transport(group, f"weft/network/{number}", deadline)
+        except Unsupported as failure:
+            error = str(failure)
+        # A rank that is not connected may know it late, and the others should know why.
+        limit = deadline + connect_seconds(deadline)
+        answers = exchange(group, range(world), "connected", {"error": error}, limit)
+        for rank, card in enumerate(answers):
+            if card["error"]:
+                raise Unsupported(f"rank {rank} {card['error']}")
+        assert transport is not None
+        self.native = NetworkNative(self.heap, transport, self._rank, world, self.members)
+
+    def channels(self) -> tuple[_native.Channel, _native.Messages]:
+        raise Unsupported(
+            "weft's collectives go through shared memory, and the ranks of this group are on "
+            "several machines; use those of torch.distributed there"
+        )
+
+    def lower(self, operation: Plannable, schedule: Schedule | Strategy) -> Plan:
+        if isinstance(schedule, Strategy):
+            raise Unsupported(
+                f"{schedule} places threads of one machine, and the ranks of this group are on "
+                "several; start the collective with async_op=True instead"
+            )
+        return network.lower(operation, schedule, self.nodes, self.levels)
+
+    def program(
+        self,
+        copies: _native.Program,
+        transfers: Sequence[Transfer],
+        plan: Plan,
+        signatures: Sequence[int],
+    ) -> NetworkProgram:
+        number = eager.number_of(plan, self.nodes, signatures)
+        return NetworkProgram(copies, tuple(transfers), plan.schedule.serial, number)
+
+    def enter(
+        self,
+        call: int,
+        signature: int,
+        offsets: Sequence[int],
+        blob: bytes,
+        program: Any,
+        inputs: Mapping[str, torch.Tensor],
+    ) -> None:
+        if program is not None and program.eager:
+            payloads = eager.pack(program.transfers, inputs)
+            self.native.enter(call, signature, offsets, blob, program.eager, payloads)
+        else:
+            self.native.enter(call, signature, offsets, blob)
+
+    def launch(
+        self,
+        program: Any,
+        call: int,
+        deadline: int,
+        tensors: Sequence[torch.Tensor],
+        signatures: Sequence[int],
+        record: bool,
+    ) -> Any:
+        return self.native.launch(program, call, deadline, tensors, signatures, record)
+
+    def relays(self, call: int) -> dict[str, SharedBlock]:
+        """Where carriers keep what their mates need: one half of it in every other call."""
+        if self._relay is None:
+            return {}
+        half = self._relay.size // 2
+        begin = (call % 2) * half
+        memory = torch.from_numpy(self._relay.array())[begin : begin + half]
+        offset = self._relay.offset + begin
+        return {RELAY: SharedBlock(offset, memory, memory.data_ptr(), memory.numel())}
+
+    # -- faults ------------------------------------------------------------------------------------
+
+    def loss(self, outcome: Outcome, where: str) -> Error | None:
+        if outcome[0] != PEER_LOST or outcome[1] < 0:
+            return None
+        note = self._note_of(outcome[1])
+        if note is None:
+            return None
+        lost = int(note["rank"])
+        return PeerLost(
+            f"rank {outcome[1]} gave up in call {note['call']}: {note['error']}; {where}",
+            lost if lost not in (-1, self._rank) else outcome[1],
+        )
+
+    def leave_word(self, call: int, error: Error) -> None:
+        rank = error.rank if isinstance(error, PeerLost) else -1
+        kind = "timed out" if isinstance(error, Timeout) else str(error)
+        note = {"call": call, "rank": rank, "error": kind}
+        key = f"{self._notes}/{self._rank}"
+        _in_time(lambda: self._store().set(key, json.dumps(note)), STORE_SECONDS / 2)
+
+    def _note_of(self, rank: int) -> dict[str, Any] | None:
+        """The note of a rank that gave up; None if it died."""
+        key = f"{self._notes}/{rank}"
+
+        def look() -> Any:
+            store = self._store()
+            return json.loads(store.get(key)) if store.check([key]) else None
+
+        found: dict[str, Any] | None = _in_time(look, STORE_SECONDS)
+        return found
+
+    def _store(self) -> Any:
+        group = self._group()
+        if group is None:
+            raise RuntimeError("the process group was destroyed")
+        return dist.distributed_c10d._get_process_group_store(group)
+
+    def close(self) -> None:
+        self.native.leave()
+        self._relay = None
+
+
+def _nodes(machines: Sequence[str], flat: bool) -> tuple[int, ...]:
+    if flat:
+        return tuple(range(len(machines)))
+    known = {machine: number for number, machine in enumerate(dict.fromkeys(machines))}
+    return tuple(known[machine] for machine in machines)
+
+
+def _times_opened(group: dist.ProcessGroup, rank: int) -> int:
+    """How often this rank has opened a fabric on the store of the group."""
+    store = dist.distributed_c10d._get_process_group_store(group)
+    return int(store.add(f"weft/opened/{rank}", 1))
+
+
+def _in_time(function: Callable[[], Any], seconds: float) -> Any:
+    """What a function gives if it gives it in time, else None: a store whose host is gone answers
+    nobody, and its clients wait for minutes."""
+    found: list[Any] = []
+
+    def run() -> None:
+        try:
+            found.append(function())
+        except Exception:  # the store is gone with its host: nothing was said
+            found.append(None)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return found[0] if found else None

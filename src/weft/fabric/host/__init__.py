@@ -1,0 +1,1 @@
+"""The host fabric: the ranks are processes of one machine and share memory."""

@@ -1,0 +1,106 @@
+"""This rank's part of the shared heap: symmetric tensors, staged inputs, workspace and results."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Sequence
+
+import torch
+
+from weft.errors import Unsupported
+from weft.fabric import _native
+from weft.fabric.host.peer_output import PeerOutputs
+from weft.fabric.interface import PeerOutput
+from weft.fabric.reach import SharedBlock
+
+
+class HeapMemory:
+    """The memory of one rank that the members of its machine can reach."""
+
+    def __init__(self, heap: _native.Fabric, lock: threading.RLock, alone: bool) -> None:
+        """lock: the fabric's. alone: nobody shares the heap, so inputs need not be staged."""
+        self._heap = heap
+        self._lock = lock
+        self._alone = alone
+        self._stage: list[_native.Block | None] = [None, None]
+        self._shared: dict[tuple[str, int], SharedBlock] = {}
+        self._workspace = torch.empty(0, dtype=torch.uint8)
+        self.outputs = PeerOutputs()
+
+    @property
+    def allocated(self) -> int:
+        return self._heap.allocated
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        count = math.prod(shape)
+        if any(size < 0 for size in shape):
+            raise Unsupported(f"a tensor cannot have the shape {list(shape)}")
+        block = self.allocate(max(count, 1) * dtype.itemsize)
+        return torch.from_numpy(block.array()).view(dtype)[:count].view(tuple(shape))
+
+    def output(
+        self, shape: Sequence[int], dtype: torch.dtype, out: torch.Tensor | None = None
+    ) -> PeerOutput:
+        if out is not None and out.is_contiguous():
+            offset = self._heap.offset_of(out.data_ptr())
+            if offset >= 0:
+                return PeerOutput(out, offset)
+        with self._lock:
+            return self.outputs.make(shape, dtype, self.allocate)
+
+    def abandon(self, output: PeerOutput) -> None:
+        self.outputs.abandon(output.tensor)
+
+    def share(self, tensor: torch.Tensor, turn: int) -> tuple[int, bool]:
+        """Puts a contiguous tensor where peers can read it: (its offset in the heap, whether it was
+        there already). Ordinary tensors are staged. Two stages take turns, and the last readers of
+        a stage have left before its turn comes again."""
+        if self._alone:
+            return 0, False
+        pointer = tensor.data_ptr()
+        offset = self._heap.offset_of(pointer)
+        if offset >= 0:
+            return offset, True
+        size = tensor.nbytes
+        stage = self._stage[turn]
+        if stage is None or stage.size < size:
+            self._stage[turn] = None
+            stage = self._stage[turn] = self.allocate(max(size, 1))
+        self._heap.stage(stage, pointer, size)
+        return stage.offset, False
+
+    def workspace(self, name: str, size: int, turn: int) -> SharedBlock:
+        """Memory for one call that peers may read and write. Like stages, there are two of each
+        name that take turns: by a call's turn nobody touches what an earlier one left there."""
+        key = (name, turn)
+        found = self._shared.get(key)
+        if found is None or found.size < size:
+            self._shared.pop(key, None)
+            block = self.allocate(max(size, 1))
+            memory = torch.from_numpy(block.array())
+            found = self._shared[key] = SharedBlock(
+                block.offset, memory, memory.data_ptr(), memory.numel()
+            )
+        return found
+
+    def private(self, size: int) -> torch.Tensor:
+        """Private memory for one call at a time, kept between calls."""
+        if self._workspace.numel() < size:
+            self._workspace = torch.empty(size, dtype=torch.uint8)
+        return self._workspace
+
+    def allocate(self, size: int) -> _native.Block:
+        try:
+            return self._heap.allocate(size)
+        except MemoryError:
+            raise Unsupported(
+                f"the symmetric heap cannot hold {size / 2**20:.0f} MiB more; "
+                "set WEFT_HEAP to a larger size, e.g. WEFT_HEAP=64GiB"
+            ) from None
+
+    def clear(self) -> None:
+        """Lets go of everything that no tensor of the user needs."""
+        self._stage = [None, None]
+        self._shared.clear()
+        self.outputs.clear()

@@ -1,0 +1,171 @@
+"""A plan of one launch as native steps: the whole compute lane runs in a single native call,
+without Python between its tasks.
+
+The native kernels multiply few rows, pool embedding bags and add; plans that need more (products
+of many rows, float64) run task by task (`engine_program`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, cast
+
+import torch
+
+from weft.fabric import _native
+from weft.fabric.host.bags import TYPES, Bags
+from weft.fabric.host.engine_program import EngineProgram, counters_of
+from weft.fabric.host.packing import packed
+from weft.fabric.host.process_call import ProcessCall
+from weft.fabric.host.process_flight import UNRECORDED, Ended, span_of
+from weft.fabric.host.product_repeat import BUFFERS, SLOTS, ProductRepeat
+from weft.fabric.interface import Disagree
+from weft.fabric.outcomes import DISAGREE, OK
+from weft.fabric.proposal import Proposal
+from weft.plan.tasks import AnyTask, Await, Lookup, Plan, Reduce, Region, Tiles
+from weft.timeline import COMPUTE, Timeline
+
+if TYPE_CHECKING:
+    from weft.fabric.processes import ProcessFabric
+
+MOST_ROWS = 32
+"""Beyond so many rows torch's GEMM is the better one."""
+
+_PRODUCTS, _BAGS, _WAIT = 0, 1, 3
+_TYPES = {str(dtype).removeprefix("torch."): number for dtype, number in TYPES.items()}
+
+
+def is_native(plan: Plan) -> bool:
+    """Whether the native kernels can run all of the plan."""
+    if not plan.one_launch or _TYPES.get(plan.operation.dtype, 3) == 3:
+        return False
+    return all(
+        isinstance(task, Lookup | Reduce | Await) or (isinstance(task, Tiles) and _is_summed(task))
+        for task in plan.tasks
+    )
+
+
+def _is_summed(task: Tiles) -> bool:
+    """Whether products are of few rows and go into sums, as the native ones do."""
+    return all(p.c.rows <= MOST_ROWS and p.c.buffer in ("inbox", "partial") for p in task.parts)
+
+
+class KernelProgram(EngineProgram):
+    """A plan made ready for one rank, as one native kernel."""
+
+    computes = False
+
+    def __init__(
+        self, plan: Plan, fabric: ProcessFabric, slots: Sequence[str], signatures: Sequence[int]
+    ) -> None:
+        super().__init__(plan, fabric, slots, signatures)
+        self.layout = ([b.name for b in self.buffers], list(slots))
+        self.lane = plan.lanes.get((fabric.rank, COMPUTE), ())
+        self.variant = os.environ.get("WEFT_KERNELS", "")
+        self.kernel = _native.Kernel(_TYPES[plan.operation.dtype])
+        counters = counters_of(plan, self.places)
+        for task in self.lane:
+            self._add(task, counters)
+
+    def _add(self, task: AnyTask, counters: Mapping[int, tuple[int, int]]) -> None:
+        waits = self.waits_of(task, counters)
+        counter = counters[task.id][1] if task.id in counters else -1
+        if isinstance(task, Reduce):
+            first = task.targets[0]
+            sources, targets = map(self.end_of, task.sources), map(self.end_of, task.targets)
+            self.kernel.add_sum(
+                list(sources), list(targets), first.rows, first.columns, waits, counter
+            )
+        elif isinstance(task, Tiles):
+            products = [self._piece(p.a.row, p.b.column, p.c) for p in task.parts]
+            self.kernel.add_pieces(_PRODUCTS, products, waits, counter)
+        elif isinstance(task, Lookup):
+            pairs = zip(task.sources, task.targets, strict=True)
+            bags = [self._piece(source.row, source.column, target) for source, target in pairs]
+            self.kernel.add_pieces(_BAGS, bags, waits, counter)
+        else:
+            self.kernel.add_pieces(_WAIT, [], waits, counter)
+
+    def _piece(self, first: int, column: int, target: Region) -> _native.Piece:
+        return (first, column, target.rows, target.columns, self.end_of(target))
+
+    def start(  # type: ignore[override]
+        self, call: ProcessCall, tensors: dict[str, torch.Tensor], record: bool
+    ) -> KernelFlight:
+        call.label = self.label
+        self.add_workspace(call, tensors)
+        if "w" in tensors:
+            tensors["w"] = packed(tensors["w"])[0]
+        return KernelFlight(self, call.number, tensors, record)
+
+    def repeat(self, proposal: Proposal) -> ProductRepeat | None:
+        if self.layout != (BUFFERS, SLOTS):
+            return None
+        return ProductRepeat(self, proposal)
+
+
+class KernelFlight:
+    """One call of a kernel program: all of it happens in `end`."""
+
+    paced = False
+
+    def __init__(
+        self, program: KernelProgram, call: int, tensors: dict[str, torch.Tensor], record: bool
+    ) -> None:
+        fabric = program.fabric
+        self._program, self._record = program, record
+        self._run = _native.KernelRun(
+            fabric.heap,
+            program.kernel,
+            program.variant,
+            call,
+            fabric.deadline_ns(),
+            [tensors[b.name].data_ptr() for b in program.buffers],
+            program.signatures,
+            _operands(tensors),
+            record,
+        )
+
+    def end(self) -> Ended:
+        program, run = self._program, self._run
+        outcome = run.go()
+        if outcome[0] != OK:
+            at, lane = run.at, program.lane
+            label = lane[at].label if at < len(lane) else "the end of the call"
+            outcome = program.fabric.wait(run.go, program.label, f"what {label!r} needs", outcome)
+        if outcome[0] == DISAGREE:
+            raise Disagree
+        if not self._record:
+            return UNRECORDED
+        plan, rank = program.plan, program.fabric.rank
+        spans = [
+            span_of(plan, task, rank, COMPUTE, start, end)
+            for task, (start, end) in zip(program.lane, run.spans, strict=True)
+        ]
+        return Ended(Timeline(tuple(spans), str(plan.schedule)))
+
+    def cancel(self) -> None:
+        """When `end` has raised, the kernel has stopped."""
+
+
+def _operands(tensors: Mapping[str, torch.Tensor]) -> _native.Operands:
+    """What the kernel works on, as it lies in memory."""
+    operands = _native.Operands()
+    if "bags" in tensors:
+        operands.set_bags(cast(Bags, tensors["bags"]).native)
+        return operands
+    x, w, scale = tensors["x"], tensors["w"], tensors.get("scale")
+    transposed = w.stride(0) == 1 and w.shape[0] > 1
+    operands.set_product(
+        x.data_ptr(),
+        x.shape[0],
+        x.stride(0) * x.element_size(),
+        w.data_ptr(),
+        TYPES[w.dtype],
+        transposed,
+        w.stride(1 if transposed else 0) * w.element_size(),
+        w.shape[0],
+        0 if scale is None else scale.data_ptr(),
+    )
+    return operands

@@ -1,0 +1,88 @@
+"""All ranks are processes of one machine: every rank reaches every other through shared memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from weft.errors import Error
+from weft.fabric import _native
+from weft.fabric.host.opening import SPIN_NS, open_heap
+from weft.fabric.interface import Capabilities
+from weft.fabric.outcomes import Outcome
+from weft.fabric.reach import SharedBlock, Transfer
+from weft.plan.tasks import Plan, Plannable
+from weft.schedule import Schedule
+from weft.strategy import Strategy
+
+CAN = Capabilities("host", direct=True, adaptive=True, in_kernel=True, collectives=True, paced=True)
+
+
+class OneMachine:
+    """The reach of the host fabric (see `weft.fabric.reach`)."""
+
+    can = CAN
+
+    def __init__(self, group: dist.ProcessGroup, deadline: float) -> None:
+        world = dist.get_world_size(group)
+        self.members = list(range(world))
+        self.heap = self.native = open_heap(group, self.members, deadline)
+        crowded = (os.cpu_count() or 1) < world
+        self._channels = (
+            _native.Channel(self.heap, SPIN_NS, crowded),
+            _native.Messages(self.heap, SPIN_NS, crowded),
+        )
+
+    def channels(self) -> tuple[_native.Channel, _native.Messages]:
+        return self._channels
+
+    def lower(self, operation: Plannable, schedule: Schedule | Strategy) -> Plan:
+        return operation.lower(schedule)
+
+    def program(
+        self,
+        copies: _native.Program,
+        transfers: Sequence[Transfer],
+        plan: Plan,
+        signatures: Sequence[int],
+    ) -> Any:
+        return copies
+
+    def enter(
+        self,
+        call: int,
+        signature: int,
+        offsets: Sequence[int],
+        blob: bytes,
+        program: Any,
+        inputs: Mapping[str, torch.Tensor],
+    ) -> None:
+        self.heap.enter(call, signature, offsets, blob)
+
+    def launch(
+        self,
+        program: Any,
+        call: int,
+        deadline: int,
+        tensors: Sequence[torch.Tensor],
+        signatures: Sequence[int],
+        record: bool,
+    ) -> Any:
+        pointers = [tensor.data_ptr() for tensor in tensors]
+        return self.heap.launch(program, call, deadline, pointers, signatures, record)
+
+    def relays(self, call: int) -> dict[str, SharedBlock]:
+        return {}
+
+    def loss(self, outcome: Outcome, where: str) -> Error | None:
+        return None
+
+    def leave_word(self, call: int, error: Error) -> None:
+        """Peers see in shared memory that this rank gave up."""
+
+    def close(self) -> None:
+        self.heap.leave()

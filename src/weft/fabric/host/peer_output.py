@@ -1,0 +1,109 @@
+"""Results in shared memory, into which peers store while a call is under way.
+
+A result belongs to the caller once the call is over. When its last tensor is gone, the memory is
+kept for the next result of its size, because fresh pages cost more than what is stored into them.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from weft.fabric import _native
+from weft.fabric.interface import PeerOutput
+
+_MOST_KEPT = 4
+"""How many results of one size are kept for later."""
+_MOST_SHAPES = 1024
+_GRAIN = 1 << 16
+
+_count_uses: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_Count", None)
+"""How many tensors there are on a storage, where torch can tell."""
+
+Allocate = Callable[[int], _native.Block]
+
+
+@dataclass
+class _Kept:
+    """Memory that is given out again and again, whenever no tensor on it is left but its own."""
+
+    tensor: torch.Tensor
+    offset: int
+    storage: int
+    uses: int
+
+    def is_free(self) -> bool:
+        """Whether nobody has a tensor on it."""
+        return _count_uses is not None and _count_uses(self.storage) == self.uses
+
+    def given(self, shape: Sequence[int], dtype: torch.dtype) -> PeerOutput:
+        """A tensor of its own for the caller."""
+        tensor = self.tensor
+        if tensor.shape != shape or tensor.dtype != dtype:
+            raw = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+            tensor = self.tensor = _shaped(raw, shape, dtype)
+        return PeerOutput(tensor.detach(), self.offset)
+
+
+def _keep(block: _native.Block, shape: Sequence[int], dtype: torch.dtype) -> _Kept:
+    assert _count_uses is not None
+    tensor = _shaped(torch.from_numpy(block.array()), shape, dtype)
+    storage = tensor.untyped_storage()._cdata
+    return _Kept(tensor, block.offset, storage, _count_uses(storage))
+
+
+class PeerOutputs:
+    """The results of one fabric into which peers store."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, list[_Kept]] = {}
+        self._last: dict[tuple[Sequence[int], torch.dtype], _Kept] = {}
+        self._free: dict[int, list[_native.Block]] = {}
+        self._abandoned: list[torch.Tensor] = []
+
+    def make(self, shape: Sequence[int], dtype: torch.dtype, allocate: Allocate) -> PeerOutput:
+        """Memory for a result. Most callers hold few results of one size at a time and get memory
+        that was kept, which is quick; those who hold more get new memory."""
+        last = self._last.get((shape, dtype))
+        if last is not None and last.is_free():
+            return last.given(shape, dtype)
+        count = math.prod(shape)
+        size = -(-max(count * dtype.itemsize, 1) // _GRAIN) * _GRAIN
+        kept = self._kept.setdefault(size, [])
+        found = next((one for one in kept if one.is_free()), None)
+        if found is None and _count_uses is not None and len(kept) < _MOST_KEPT:
+            found = _keep(allocate(size), shape, dtype)
+            kept.append(found)
+        if found is not None:
+            if len(self._last) >= _MOST_SHAPES:
+                self._last.clear()
+            self._last[tuple(shape), dtype] = found
+            return found.given(shape, dtype)
+        free = self._free.setdefault(size, [])
+        block = free.pop() if free else allocate(size)
+        array = block.array()
+        weakref.finalize(array, _give_back, free, block).atexit = False
+        return PeerOutput(_shaped(torch.from_numpy(array), shape, dtype), block.offset)
+
+    def abandon(self, tensor: torch.Tensor) -> None:
+        """Never reuses the memory of a result: a peer may still store into it."""
+        self._abandoned.append(tensor)
+
+    def clear(self) -> None:
+        self._kept.clear()
+        self._last.clear()
+        self._free.clear()
+
+
+def _shaped(raw: torch.Tensor, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    count = math.prod(shape)
+    return raw.view(dtype)[:count].view(tuple(shape)).detach()
+
+
+def _give_back(free: list[_native.Block], block: _native.Block) -> None:
+    if len(free) < _MOST_KEPT:
+        free.append(block)

@@ -1,0 +1,180 @@
+"""One call of a fabric of processes: enter with a header, agree, be done.
+
+Two headers per rank are enough: a rank enters call e+1 only after it has finished call e, and
+finishes call e only after every rank has entered it. So when it writes its header for e+2 over the
+one for e, every rank has entered e+1 and read what it needed of e.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from weft.errors import Error
+from weft.fabric.interface import Exposed, Program
+from weft.fabric.outcomes import AGAIN, OK, TIMEOUT, Outcome
+from weft.fabric.proposal import Proposal, check_same
+
+if TYPE_CHECKING:
+    from weft.fabric.processes import ProcessFabric
+
+
+class ProcessCall:
+    """A call under way on this rank. Made by `fabric.call`, as a context."""
+
+    __slots__ = (
+        "_entered",
+        "_expected",
+        "_exposed",
+        "_in_place",
+        "_proposal",
+        "fabric",
+        "label",
+        "number",
+        "shared",
+    )
+
+    def __init__(
+        self,
+        fabric: ProcessFabric,
+        proposal: Proposal,
+        exposed: Exposed,
+        expected: Program | None,
+        entered: bool,
+    ) -> None:
+        self.fabric = fabric
+        self.label = proposal.operation
+        """What error messages call this call."""
+        self.shared: dict[str, torch.Tensor] = {}
+        """The bytes of the workspaces that peers touch."""
+        self._proposal = proposal
+        self._exposed = exposed
+        self._expected = expected
+        self._entered = entered
+        self._in_place = False
+
+    def __enter__(self) -> ProcessCall:
+        fabric = self.fabric
+        fabric.lock.acquire()
+        try:
+            self.number = fabric.number if self._entered else fabric.next_call()
+            try:
+                self._enter()
+            except BaseException as error:
+                self._break_off(error)
+                raise
+        except BaseException:
+            fabric.lock.release()
+            raise
+        return self
+
+    def _enter(self) -> None:
+        proposal, fabric = self._proposal, self.fabric
+        try:
+            offsets = self._place() if fabric.world > 1 else []
+        except Error as error:
+            # Every rank must hear that this one has no memory for the call.
+            self._post(Proposal.of_error(proposal.operation, error), [], None)
+            self.meet()
+            raise
+        if not self._entered:
+            self._post(proposal, offsets, getattr(self._expected, "engines", None))
+
+    def _place(self) -> list[int]:
+        """Puts what peers may touch where they can reach it; the addresses for the header."""
+        exposed, memory, turn = self._exposed, self.fabric.memory, self.number % 2
+        offsets = []
+        for tensor in exposed.inputs.values():
+            offset, in_place = memory.share(tensor, turn)
+            offsets.append(offset)
+            self._in_place = self._in_place or in_place
+        blocks = {
+            name: memory.workspace(name, size, turn) for name, size in exposed.workspaces.items()
+        }
+        blocks.update(self.fabric.reach.relays(self.number))
+        for name, block in blocks.items():
+            offsets.append(block.offset)
+            self.shared[name] = block.memory
+        offsets.extend(output.offset for output in exposed.outputs.values())
+        return offsets
+
+    def _post(self, proposal: Proposal, offsets: list[int], engines: Any) -> None:
+        self.fabric.reach.enter(
+            self.number,
+            proposal.signature,
+            offsets,
+            proposal.blob,
+            engines,
+            self._exposed.inputs,
+        )
+
+    def meet(self) -> None:
+        """Waits until every rank has entered the call."""
+        fabric, deadline = self.fabric, self.fabric.deadline_ns()
+        fabric.wait(
+            lambda: fabric.native.agree(self.number, [], deadline),
+            self.label,
+            "all ranks to enter the call",
+        )
+
+    def proposals(self) -> list[Proposal]:
+        self.meet()
+        native = self.fabric.native
+        found = [Proposal.read(native.header(self.number, r)) for r in range(self.fabric.world)]
+        check_same(found, self.number)
+        return found
+
+    def addresses(self, slot: int) -> list[int]:
+        heap = self.fabric.heap
+        return [heap.peer_pointer(self.number, rank, slot) for rank in range(self.fabric.world)]
+
+    def peer_failure(self) -> Outcome | None:
+        # With a deadline that is over this only looks: all done, still at it, or lost.
+        outcome = self.fabric.native.wait_released(self.number, 0)
+        return outcome if outcome[0] not in (OK, AGAIN, TIMEOUT) else None
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        fabric = self.fabric
+        try:
+            if error is not None:
+                self._break_off(error)
+                return
+            try:
+                self._finish()
+            except BaseException as failure:
+                self._break_off(failure)
+                raise
+        finally:
+            fabric.lock.release()
+
+    def _finish(self) -> None:
+        fabric = self.fabric
+        outcome = fabric.native.done(self.number)
+        if outcome[0] != OK:
+            raise fabric.failure(outcome, self.label, "its end")
+        if self._in_place:
+            # The caller may write its symmetric input as soon as the call returns.
+            deadline = fabric.deadline_ns()
+            fabric.wait(
+                lambda: fabric.native.wait_released(self.number, deadline),
+                self.label,
+                "peers to finish reading this rank's symmetric memory",
+            )
+
+    def _break_off(self, error: BaseException) -> None:
+        break_off(self.fabric, self.number, error)
+
+
+def break_off(fabric: ProcessFabric, call: int, error: BaseException) -> None:
+    """Ends a call that an error has ended on this rank. The group is over unless all ranks know
+    the reason."""
+    if not isinstance(error, Error):
+        fabric.give_up(Error(f"rank {fabric.rank} was interrupted by {type(error).__name__}"))
+    fabric.native.done(call)

@@ -1,0 +1,89 @@
+"""A product of few rows that this rank has computed before, computed again with other operands.
+
+In decoding the same small product is made again and again, and what a rank does between two
+products costs as much as the product. So everything that follows from sizes alone is kept: the
+header, the kernel, and the headers that peers are expected to have. The rest is one native call,
+which enters, computes and ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+
+from weft.fabric import _native
+from weft.fabric.host.packing import packed
+from weft.fabric.host.process_call import break_off
+from weft.fabric.interface import PeerOutput
+from weft.fabric.outcomes import DISAGREE, OK
+from weft.fabric.proposal import Proposal
+
+if TYPE_CHECKING:
+    from weft.fabric.host.kernel_program import KernelProgram
+
+BUFFERS = ["x", "w", "y", "partial", "inbox"]
+"""The buffers of the kernel, in the order in which the native part takes them."""
+SLOTS = ["inbox", "y"]
+
+
+class ProductRepeat:
+    """All of a call but its operands. Implements `weft.fabric.Repeat`."""
+
+    __slots__ = ("_fabric", "_label", "_native")
+
+    def __init__(self, program: KernelProgram, proposal: Proposal) -> None:
+        self._fabric = program.fabric
+        self._label = program.label
+        self._native = _native.Repeat(
+            program.kernel,
+            program.variant,
+            proposal.signature,
+            proposal.blob,
+            program.signatures,
+            program.workspace_bytes,
+        )
+
+    def run(
+        self,
+        x: torch.Tensor,
+        w: torch.Tensor,
+        scale: torch.Tensor | None,
+        workspace: Mapping[str, int],
+        output: PeerOutput,
+    ) -> bool:
+        fabric, native = self._fabric, self._native
+        kept, place = packed(w)
+        if scale is not None:
+            scale = scale.contiguous()
+        # x is a matrix, or contiguous: rows of K elements, one behind the other.
+        k, item = x.shape[-1], x.element_size()
+        pitch = x.stride(0) * item if x.dim() == 2 else k * item
+        call = fabric.next_call()
+        try:
+            inbox = fabric.memory.workspace("inbox", workspace["inbox"], call % 2)
+            outcome = native.start(
+                fabric.heap,
+                call,
+                int(fabric.deadline * 1e9),
+                x.data_ptr(),
+                x.numel() // k,
+                pitch,
+                *place,
+                0 if scale is None else scale.data_ptr(),
+                output.tensor.data_ptr(),
+                inbox.pointer,
+                inbox.offset,
+                output.offset,
+            )
+            if outcome[0] != OK:
+                waiting_for = "the blocks of its peers"
+                outcome = fabric.wait(native.go, self._label, waiting_for, outcome)
+                if outcome[0] == DISAGREE:
+                    return False
+        except BaseException as error:
+            break_off(fabric, call, error)
+            raise
+        del kept  # until here the weight had to stay where it is
+        return True

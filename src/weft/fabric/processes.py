@@ -1,0 +1,239 @@
+"""The fabric of ranks that are processes: calls are numbered, compared and ended here.
+
+torch.distributed only introduces the ranks to each other. From then on every rank enters a call
+with a header that carries its proposal and the addresses of its buffers. Engines and compute of
+each rank go on as soon as all headers agree, and a rank is done when it touches no other rank's
+memory any more. Every counter is compared with the number of the call, so nothing is ever reset
+and no call ends with a barrier.
+
+How ranks reach each other is the `Reach` that the fabric is composed with (`weft.fabric.reach`).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from weft.errors import Error, PeerLost, Timeout, Unsupported
+from weft.fabric import _native
+from weft.fabric.host.engine_program import EngineProgram
+from weft.fabric.host.heap_memory import HeapMemory
+from weft.fabric.host.kernel_program import KernelProgram, is_native
+from weft.fabric.host.process_call import ProcessCall
+from weft.fabric.interface import NOTHING_EXPOSED, Exposed, Program
+from weft.fabric.link import TOPOLOGIES, Link
+from weft.fabric.outcomes import (
+    AGAIN,
+    CANCELLED,
+    DISAGREE,
+    OK,
+    PEER_FAILED,
+    TIMEOUT,
+    Outcome,
+    peer_error,
+)
+from weft.fabric.proposal import Proposal
+from weft.fabric.reach import Reach
+from weft.fabric.rendezvous import listed
+from weft.plan.tasks import Plan, Plannable
+from weft.schedule import Schedule
+from weft.strategy import Strategy
+
+DEFAULT_DEADLINE = 60.0
+
+
+class ProcessFabric:
+    """Implements `weft.fabric.Fabric` for processes on one machine or on several."""
+
+    def __init__(self, group: dist.ProcessGroup, reach: Reach) -> None:
+        # Not held: destroy_process_group must end the threads of the backend before Python ends.
+        self.group_ref = weakref.ref(group)
+        self.pid = os.getpid()
+        self.rank: int = dist.get_rank(group)
+        self.world: int = dist.get_world_size(group)
+        self.device = torch.device("cpu")
+        self.deadline = deadline_of(group)
+        self.link = Link()
+        self.lock = threading.RLock()
+        self.number = 0
+        """The number of the last call that this rank has entered."""
+        self.broken: Error | None = None
+        self.closed = False
+        self.reach = reach
+        self.native = reach.native
+        self.heap = reach.heap
+        self.can = reach.can
+        self.memory = HeapMemory(reach.heap, self.lock, alone=len(reach.members) == 1)
+        self._callbacks: list[Callable[[], Any]] = []
+        link = os.environ.get("WEFT_LINK")
+        if link:
+            self.set_link(Link.parse(link))
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        group = self.group_ref()
+        if group is None:
+            raise Unsupported("the process group was destroyed; form a new group")
+        return group
+
+    def channels(self) -> tuple[_native.Channel, _native.Messages]:
+        return self.reach.channels()
+
+    def set_link(self, link: Link) -> None:
+        """Sets how fast peers reach each other. Every rank sets the same."""
+        self.link = link
+        topology = TOPOLOGIES.index(link.topology)
+        self.heap.set_link(link.bandwidth or 0.0, int(link.latency * 1e9), topology)
+
+    # -- calls -------------------------------------------------------------------------------------
+
+    def call(
+        self,
+        proposal: Proposal,
+        exposed: Exposed = NOTHING_EXPOSED,
+        expected: Program | None = None,
+        entered: bool = False,
+    ) -> ProcessCall:
+        return ProcessCall(self, proposal, exposed, expected, entered)
+
+    def refuse(self, operation: str, error: Exception) -> None:
+        with self.lock:
+            if self.world == 1 or self.broken is not None:
+                return
+            with self.call(Proposal.of_error(operation, error)) as call:
+                call.meet()
+
+    def slots(self, exposed: Exposed) -> list[str]:
+        if self.world == 1:
+            return list(exposed.inputs)
+        return [
+            *exposed.inputs,
+            *exposed.workspaces,
+            *self.reach.relays(self.number),
+            *exposed.outputs,
+        ]
+
+    def lower(self, operation: Plannable, schedule: Schedule | Strategy) -> Plan:
+        return self.reach.lower(operation, schedule)
+
+    def prepare(self, plan: Plan, slots: Sequence[str], signatures: Sequence[int]) -> EngineProgram:
+        kind = KernelProgram if self.can.in_kernel and is_native(plan) else EngineProgram
+        return kind(plan, self, slots, signatures)
+
+    def next_call(self) -> int:
+        """The number of the call that starts now; raises if the group is over."""
+        if self.broken is not None:
+            raise self.over()
+        self.number += 1
+        return self.number
+
+    def over(self) -> Error:
+        """The error of every call on a group that is over."""
+        broken = self.broken
+        message = f"this group is over since call {self.number} ({broken}); form a new group"
+        if isinstance(broken, PeerLost):
+            return PeerLost(message, broken.rank)
+        return type(broken)(message) if broken is not None else Error(message)
+
+    def deadline_ns(self) -> int:
+        return _native.now_ns() + int(self.deadline * 1e9)
+
+    def wait(
+        self,
+        what: Callable[[], Outcome],
+        doing: str,
+        waiting_for: str,
+        first: Outcome | None = None,
+    ) -> Outcome:
+        """Repeats a native wait until it has an answer (Python handles its signals in between);
+        raises if the answer is that the call cannot go on. first: its answer so far."""
+        while True:
+            outcome, first = first or what(), None
+            if outcome[0] == OK or outcome[0] == DISAGREE or outcome[0] == CANCELLED:
+                return outcome
+            if outcome[0] != AGAIN:
+                raise self.failure(outcome, doing, waiting_for)
+
+    # -- faults ------------------------------------------------------------------------------------
+
+    def failure(self, outcome: Outcome, doing: str, waiting_for: str) -> Error:
+        code, rank = outcome
+        where = f"in call {self.number} ({doing})"
+        error: Error
+        if code == TIMEOUT:
+            late = [
+                r
+                for r in range(self.world)
+                if r != self.rank and self.native.entered(r) < self.number
+            ]
+            if late:
+                waiting_for = f"{listed(late)} to enter the call"
+            error = Timeout(
+                f"rank {self.rank} waited {self.deadline:g} s {where} for {waiting_for}; "
+                "see what that rank is doing, or allow more with weft.configure(deadline=...)"
+            )
+        else:
+            there = f"in call {self.native.failed(rank)}" if code == PEER_FAILED else ""
+            stopped = f"rank {self.rank} was stopped {where} while it waited for {waiting_for}"
+            error = (
+                self.reach.loss(outcome, f"rank {self.rank} was {where}")
+                or peer_error(outcome, self.rank, where, there)
+                or Error(stopped)
+            )
+        self.give_up(error)
+        return error
+
+    def give_up(self, error: Error) -> None:
+        if self.broken is None:
+            self.reach.leave_word(self.number, error)
+            self.broken = error
+            self.native.fail(max(1, self.number))
+            self._end_channels()
+
+    def _end_channels(self) -> None:
+        """Ends the collectives and messages that are under way."""
+        if self.can.collectives:
+            for channel in self.reach.channels():
+                channel.abort()
+
+    # -- the end -----------------------------------------------------------------------------------
+
+    def on_close(self, callback: Callable[[], Any]) -> None:
+        self._callbacks.append(callback)
+
+    def close(self) -> None:
+        """Leaves the group. Peers that still read this rank's memory in the last call are not
+        disturbed: it goes when the last rank has left and the last tensor on it is gone."""
+        self.broken = self.broken or Error("the group was closed")
+        self.closed = True
+        self.reach.close()
+        if self.pid == os.getpid():
+            self._end_channels()
+        for callback in self._callbacks:
+            callback()
+        self._callbacks.clear()
+        self.memory.clear()
+
+
+def default_deadline() -> float:
+    """Seconds that a wait may take where nothing else was configured."""
+    text = os.environ.get("WEFT_DEADLINE", "")
+    try:
+        seconds = float(text) if text else DEFAULT_DEADLINE
+    except ValueError:
+        seconds = -1.0
+    if not seconds > 0:
+        raise Unsupported(f"WEFT_DEADLINE must be seconds above zero, e.g. 60, not {text!r}")
+    return seconds
+
+
+def deadline_of(group: dist.ProcessGroup) -> float:
+    """Seconds that a wait in a group may take at first."""
+    own: float | None = getattr(group, "deadline", None)  # a group of weft's backend has one
+    return default_deadline() if own is None or "WEFT_DEADLINE" in os.environ else own

@@ -1,0 +1,325 @@
+"""Measures the schedules of an operation on this machine: interleaved arms, medians, and ratios
+within one run.
+
+Every round runs each arm once (compute alone, communication alone, and every schedule). The order
+rotates by one from round to round, so that a slow moment of the machine affects all arms equally.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from weft.errors import Unsupported
+from weft.fabric import Link, of
+from weft.fabric.link import Topology
+from weft.measure.arms import arms_of
+from weft.measure.launch import Report, launch
+from weft.operation import Operation
+from weft.plan.tasks import Plannable
+from weft.run.record import record
+from weft.schedule import Schedule
+from weft.timeline import Timeline, percent_of_ideal
+
+WARM_UP = 2
+SERIAL = "serial@dma"
+YARDSTICK = "yardstick"
+YARDSTICK_CALLS = 16
+"""The yardstick runs this many times in a row, so that its operands are in the cache."""
+RECORDED = 3
+"""The number of rounds that record spans, after the measured rounds."""
+
+
+@dataclass(frozen=True)
+class LinkSpec:
+    """A requested link: a fixed one, or one on which communication takes `multiple` times as long
+    as compute on this machine."""
+
+    link: Link | None = None
+    multiple: float | None = None
+    topology: Topology = "mesh"
+
+    @classmethod
+    def parse(cls, text: str, topology: Topology = "mesh") -> LinkSpec:
+        """`memory`, a rate (`0.1GB/s`), or `balanced`, `0.5x`, `2x`: that multiple of compute."""
+        if text == "balanced":
+            return cls(multiple=1.0, topology=topology)
+        if text.endswith("x"):
+            try:
+                multiple = float(text[:-1])
+            except ValueError:
+                multiple = 0.0
+            if not 0 < multiple < 1e6:
+                raise Unsupported(f"{text!r} is not a link; write e.g. 0.5x, balanced or 2x")
+            return cls(multiple=multiple, topology=topology)
+        return cls(link=Link.parse(text, topology), topology=topology)
+
+
+@dataclass(frozen=True)
+class Arm:
+    """The figures of one schedule: medians over rounds, of the slowest rank.
+
+    `speedup` and `percent_of_ideal` are medians of ratios within a round. The arms of a round run
+    close to each other, so that a change in the speed of the machine does not distort the ratios.
+    """
+
+    name: str
+    seconds: float
+    speedup: float
+    percent_of_ideal: float
+    gemm_slowdown: float
+    bytes_by_engine: dict[str, int]
+    timeline: Timeline = field(repr=False, default_factory=lambda: Timeline(()))
+    samples: tuple[float, ...] = field(repr=False, default=())
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "median_ms": self.seconds * 1e3,
+            "speedup": self.speedup,
+            "percent_of_ideal": self.percent_of_ideal,
+            "gemm_slowdown": self.gemm_slowdown,
+            "bytes": self.bytes_by_engine,
+        }
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """All arms of one operation on one link."""
+
+    operation: Operation
+    link: Link
+    compute: float
+    communication: float
+    serial: float
+    arms: tuple[Arm, ...]
+    yardstick: float = 0.0
+    """Seconds of the yardstick GEMM; 0 if none was requested."""
+
+    @property
+    def ideal(self) -> float:
+        return max(self.compute, self.communication)
+
+    def arm(self, name: str) -> Arm:
+        return next(arm for arm in self.arms if arm.name == name)
+
+    @property
+    def best(self) -> Arm:
+        return min(self.arms, key=lambda arm: arm.seconds)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "operation": self.operation.label,
+            "link": str(self.link),
+            "compute_ms": self.compute * 1e3,
+            "communication_ms": self.communication * 1e3,
+            "serial_ms": self.serial * 1e3,
+            "ideal_ms": self.ideal * 1e3,
+            "schedules": [arm.to_json() for arm in self.arms],
+        }
+
+
+def measure(
+    operation: Plannable,
+    link: LinkSpec,
+    schedules: Sequence[Schedule],
+    *,
+    repeat: int = 15,
+    threads: int = 1,
+    yardstick: tuple[int, int, int] | None = None,
+    report: Report | None = None,
+) -> Measurement:
+    """Starts the ranks and measures. `serial@dma` is always among the arms.
+
+    yardstick: M, N, K of a float32 GEMM that runs as one of the arms and shows how fast the machine
+    is at that time.
+    """
+    serial = Schedule.parse("serial")
+    arms = list(dict.fromkeys([serial, *schedules]))
+    for schedule in arms:
+        operation.lower(schedule)
+    results = launch(
+        operation.world,
+        _measure_rank,
+        operation,
+        link,
+        arms,
+        repeat,
+        yardstick,
+        threads=threads,
+        report=report,
+    )
+    result: Measurement = results[0]
+    return result
+
+
+def _measure_rank(
+    report: Report,
+    operation: Plannable,
+    spec: LinkSpec,
+    schedules: list[Schedule],
+    repeat: int,
+    yardstick: tuple[int, int, int] | None,
+) -> Measurement | None:
+    fabric = of(None)
+    made = arms_of(operation, fabric)
+    report(0.0, "warming up")
+    alone = statistics.median(timed(made.compute) for _ in range(5))
+    link = spec.link or _paced(operation, spec, _slowest(alone))
+    fabric.set_link(link)
+    arms: dict[str, Callable[[], None]] = {
+        "compute": made.compute,
+        "communication": made.communicate,
+    }
+    if yardstick is not None:
+        arms[YARDSTICK] = _multiplications(*yardstick)
+    arms.update({str(schedule): made.call(schedule) for schedule in schedules})
+    samples = interleaved(arms, repeat, report)
+    timelines: dict[str, list[Timeline]] = {}
+    for schedule in schedules:
+        report(1.0, f"recording {schedule}")
+        timelines[str(schedule)] = _recorded(arms[str(schedule)])
+    if fabric.rank != 0:
+        return None
+    return _summarise(operation, link, schedules, samples, timelines)
+
+
+def interleaved(
+    arms: dict[str, Callable[[], None]],
+    repeat: int,
+    report: Report,
+    before: Callable[[], None] | None = None,
+) -> dict[str, list[float]]:
+    """The seconds of every arm in every round, of the slowest rank. Collective.
+
+    before: called before every arm, outside its time, so that no arm inherits another's caches.
+    """
+    names = list(arms)
+    samples: dict[str, list[float]] = {name: [] for name in names}
+    for number in range(-WARM_UP, repeat):
+        turn = number % len(names)
+        for name in names[turn:] + names[:turn]:
+            if before is not None:
+                before()
+            seconds = timed(arms[name])
+            if number >= 0:
+                samples[name].append(seconds)
+        report((number + WARM_UP + 1) / (repeat + WARM_UP), f"round {max(number, 0) + 1}")
+    own = torch.tensor([samples[name] for name in names], dtype=torch.float64)
+    dist.all_reduce(own, dist.ReduceOp.MAX)
+    return {name: row.tolist() for name, row in zip(names, own, strict=True)}
+
+
+def _multiplications(m: int, n: int, k: int) -> Callable[[], None]:
+    a, b, c = torch.ones(m, k), torch.ones(k, n), torch.empty(m, n)
+
+    def multiply() -> None:
+        for _ in range(YARDSTICK_CALLS):
+            torch.mm(a, b, out=c)
+
+    return multiply
+
+
+def timed(function: Callable[[], None]) -> float:
+    """The seconds of one call that all ranks start together."""
+    dist.barrier()
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
+
+
+def _slowest(seconds: float) -> float:
+    value = torch.tensor(seconds, dtype=torch.float64)
+    dist.all_reduce(value, dist.ReduceOp.MAX)
+    return value.item()
+
+
+def _recorded(function: Callable[[], None]) -> list[Timeline]:
+    with record() as recording:
+        for _ in range(RECORDED):
+            dist.barrier()
+            function()
+    return recording.gather()
+
+
+def _summarise(
+    operation: Plannable,
+    link: Link,
+    schedules: list[Schedule],
+    samples: dict[str, list[float]],
+    timelines: dict[str, list[Timeline]],
+) -> Measurement:
+    median = {name: statistics.median(values) for name, values in samples.items()}
+    compute, communication = median["compute"], median["communication"]
+    serial = median[SERIAL]
+    arms = []
+    for schedule in schedules:
+        name = str(schedule)
+        recorded = sorted(timelines[name], key=lambda t: t.seconds)[RECORDED // 2]
+        plan = operation.lower(schedule)
+        matmul = max(recorded.matmul_seconds(rank) for rank in range(operation.world))
+        arms.append(
+            Arm(
+                name=name,
+                seconds=median[name],
+                speedup=statistics.median(
+                    one / other for one, other in zip(samples[SERIAL], samples[name], strict=True)
+                ),
+                percent_of_ideal=percent_over_rounds(samples, name, SERIAL),
+                gemm_slowdown=matmul / compute if compute > 0 else 1.0,
+                bytes_by_engine=plan.bytes_by_engine(0),
+                timeline=recorded,
+                samples=tuple(samples[name]),
+            )
+        )
+    known = median.get(YARDSTICK, 0.0) / YARDSTICK_CALLS
+    return Measurement(operation, link, compute, communication, serial, tuple(arms), known)
+
+
+def percent_over_rounds(samples: Mapping[str, Sequence[float]], arm: str, serial: str) -> float:
+    """The percent of ideal of an arm over `serial`: the median over rounds. `samples` also has the
+    arms `compute` and `communication`."""
+    names = (serial, arm, "compute", "communication")
+    rounds = zip(*(samples[name] for name in names), strict=True)
+    return statistics.median(percent_of_ideal(*times) for times in rounds)
+
+
+def _paced(operation: Operation, spec: LinkSpec, compute: float) -> Link:
+    """The link on which communication takes the requested multiple of compute."""
+    assert spec.multiple is not None
+    load = busiest_link(operation, spec.topology)
+    if load == 0:
+        return Link(topology=spec.topology)
+    return Link(load / (spec.multiple * compute), topology=spec.topology)
+
+
+def busiest_link(operation: Operation, topology: Topology) -> int:
+    """The bytes on the busiest link."""
+    world = operation.world
+    load: dict[tuple[str, int, int], int] = {}
+
+    def add(link: tuple[str, int, int], num_bytes: int) -> None:
+        load[link] = load.get(link, 0) + num_bytes
+
+    for source in range(world):
+        for target in range(world):
+            num_bytes = operation.num_bytes(source, target)
+            if topology == "mesh":
+                add(("pair", source, target), num_bytes)
+            elif topology == "switch":
+                add(("out", source, 0), num_bytes)
+                add(("in", target, 0), num_bytes)
+            else:
+                ahead = (target - source) % world
+                step = 1 if ahead <= world - ahead else -1
+                at = source
+                while at != target:
+                    add(("hop", at, step), num_bytes)
+                    at = (at + step) % world
+    return max(load.values(), default=0)

@@ -1,0 +1,184 @@
+"""Graph patterns with products before the collective: mm + reduce_scatter, all_reduce or
+all_to_all."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+from weft.nn.following import aten, fixed, follow, moves, value
+from weft.nn.layout import DimensionPart, Layout, join
+from weft.nn.report import Match, NearMiss, Report
+from weft.nn.rewrite import call, cast, group_of, joined, prune, shaped
+
+collectives = torch.ops._c10d_functional
+REDUCE_SCATTER = collectives.reduce_scatter_tensor.default
+ALL_REDUCE = collectives.all_reduce.default
+ALL_TO_ALL = collectives.all_to_all_single.default
+COLLECTIVES = {REDUCE_SCATTER, ALL_REDUCE, ALL_TO_ALL}
+
+
+@dataclass
+class _Sum:
+    """The products whose sum is the collective's input, and the layout of that input."""
+
+    products: list[Node]
+    layout: Layout
+    steps: set[Node]
+
+
+def replace(graph: Graph, node: Node, schedule: str, report: Report) -> None:
+    """Replaces a collective and the products of its input, or reports why it cannot."""
+    problem = _replace(graph, node, schedule, report)
+    if problem is not None:
+        report.near_misses.append(NearMiss(node.name, problem))
+
+
+def _replace(graph: Graph, node: Node, schedule: str, report: Report) -> str | None:
+    waits = [user for user in node.users if user.target is collectives.wait_tensor.default]
+    source = node.args[0]
+    if len(waits) != 1 or len(node.users) != 1 or not isinstance(source, Node):
+        return "its result is not waited for exactly once"
+    if not fixed(source):
+        return "its sizes are not constants of the graph"
+    found = _sum(source, node)
+    if isinstance(found, str):
+        return found
+    dtype = value(found.products[0]).dtype
+    if dtype.itemsize < value(source).dtype.itemsize:
+        return f"its input is widened from {dtype}, and weft would round the sum to that"
+    group, problem = group_of(node.args[-1])
+    if problem is not None:
+        return problem
+    with graph.inserting_before(node):
+        a = joined(graph, [p.args[0] for p in found.products], -1)  # type: ignore[misc]
+        b = joined(graph, [p.args[1] for p in found.products], 0)  # type: ignore[misc]
+        if node.target is REDUCE_SCATTER:
+            made: Any = _reduce_scatter(graph, node, found, a, b, group, schedule)
+        elif node.target is ALL_REDUCE:
+            made = _all_reduce(graph, node, found, a, b, group, schedule)
+        else:
+            made = _all_to_all(graph, node, found, a, b, group, schedule)
+        if isinstance(made, str):
+            prune(graph, a, b)
+            return made
+        name, result = made
+        result = shaped(graph, result, list(value(waits[0]).shape))
+        result = cast(graph, result, value(source).dtype)
+    waits[0].replace_all_uses_with(result)
+    names = (*(p.name for p in found.products), node.name)
+    prune(graph, waits[0])
+    report.matches.append(Match(name, names))
+    return None
+
+
+def _sum(source: Node, collective: Node) -> _Sum | str:
+    """The products whose sum is `source`, through moves and additions only, or a reason if none."""
+    products: list[Node] = []
+    steps: set[Node] = set()
+    waiting = [source]
+    while waiting:
+        node = waiting.pop()
+        if node.target is aten.mm.default and fixed(node):
+            products.append(node)
+            continue
+        if node.target is aten.addmm.default:
+            return f"{node.name} adds a bias, which the sum would count once for every rank"
+        before = moves(node)
+        if not before:
+            return f"its input is made by {node.name}, not by products alone"
+        steps.add(node)
+        waiting += before
+    products.reverse()
+    layouts = follow(
+        {
+            p: Layout.of([("m", p_m)], [("n", p_n)])
+            for p in products
+            for p_m, p_n in [value(p).shape]
+        }
+    )
+    if source not in layouts:
+        return "its products are put together in a way that weft does not follow"
+    outside = {
+        user.name
+        for node in {*products, *steps}
+        for user in node.users
+        if user is not collective
+        and user not in steps
+        and isinstance(value(user), torch.Tensor)
+        and not any(after in steps for after in user.users)
+    }
+    if outside:
+        return f"the product before it is also used by {', '.join(sorted(outside))}"
+    return _Sum(products, layouts[source], steps)
+
+
+def _reduce_scatter(
+    graph: Graph, node: Node, found: _Sum, a: Node, b: Node, group: str, schedule: str
+) -> tuple[str, Node] | str:
+    world, n = node.args[2], value(b).shape[1]
+    assert isinstance(world, int)
+    leading = found.layout.leading(0, world)
+    if leading is None or found.layout.dims[-1] != _whole("n", n):
+        return "it scatters the columns of the product; weft scatters rows"
+    ranks, first = leading
+    rest = [*first, *(part for dim in found.layout.dims[1:-1] for part in dim)]
+    m = value(a).shape[0]
+    for place in range(len(rest) + 1):
+        if join((*rest[:place], *ranks, *rest[place:])) == _whole("m", m):
+            before = math.prod(part.size for part in rest[:place])
+            break
+    else:
+        return "it scatters the rows of the product in another order than along one dimension"
+    x = shaped(graph, a, [before, m // before, value(a).shape[1]]) if before > 1 else a
+    target = torch.ops.weft.matmul_reduce_scatter.default
+    dim = 1 if before > 1 else 0
+    y = call(graph, target, x, b, node.args[1], dim, group, schedule=schedule)
+    return "matmul_reduce_scatter", y
+
+
+def _all_reduce(
+    graph: Graph, node: Node, found: _Sum, a: Node, b: Node, group: str, schedule: str
+) -> tuple[str, Node] | str:
+    m, n = value(a).shape[0], value(b).shape[1]
+    flat = join(found.layout.flat)
+    target = torch.ops.weft.matmul_all_reduce.default
+    if flat == _whole("m", m) + _whole("n", n):
+        return "matmul_all_reduce", call(
+            graph, target, a, b, *node.args[1:2], group, schedule=schedule
+        )
+    if flat == _whole("n", n) + _whole("m", m):
+        y = call(graph, target, a, b, *node.args[1:2], group, schedule=schedule)
+        return "matmul_all_reduce", call(graph, aten.t.default, y)
+    return "the elements of the product are in another order by then"
+
+
+def _all_to_all(
+    graph: Graph, node: Node, found: _Sum, a: Node, b: Node, group: str, schedule: str
+) -> tuple[str, Node] | str:
+    out_splits, in_splits = node.args[1], node.args[2]
+    constant = all(
+        isinstance(s, (list, tuple)) and all(isinstance(n, int) for n in s)
+        for s in (out_splits, in_splits)
+    )
+    if not constant:
+        return "its splits are not constants of the graph"
+    m, n = value(a).shape[0], value(b).shape[1]
+    rows = tuple(part for dim in found.layout.dims[:-1] for part in dim)
+    if join(rows) != _whole("m", m) or found.layout.dims[-1] != _whole("n", n):
+        return "the elements of the product are in another order by then"
+    shape = list(value(node.args[0]).shape)  # type: ignore[arg-type]
+    if not 2 <= len(shape) <= 4:
+        return f"it moves a tensor of {len(shape)} dimensions; weft multiplies those of 2 to 4"
+    x = shaped(graph, a, [*shape[:-1], value(a).shape[1]])
+    target = torch.ops.weft.matmul_all_to_all.default
+    y = call(graph, target, x, b, in_splits, out_splits, group, schedule=schedule)
+    return "matmul_all_to_all", y
+
+
+def _whole(name: str, size: int) -> tuple[DimensionPart, ...]:
+    return Layout.of([(name, size)]).dims[0]

@@ -1,0 +1,230 @@
+"""What operators share about their arguments: groups by name, checks, and rows of tensors with more
+than two dimensions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import _resolve_process_group
+
+from weft.errors import Mismatch, Unsupported
+from weft.plan.scattering import shared_bytes
+from weft.run.call import check_tensor
+from weft.schedule import ENGINES, Schedule
+from weft.select.store import bucket
+
+_ANY = Schedule.parse("adaptive")
+
+DTYPES = {
+    torch.float64: "float64",
+    torch.float32: "float32",
+    torch.bfloat16: "bfloat16",
+    torch.float16: "float16",
+}
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The plain name of a dtype that operators take."""
+    if dtype not in DTYPES:
+        raise Unsupported(
+            f"dtype {dtype} cannot be multiplied here; use {', '.join(DTYPES.values())}"
+        )
+    return DTYPES[dtype]
+
+
+def group_name(group: dist.ProcessGroup | None) -> str:
+    """The name by which graphs refer to a group."""
+    found = dist.group.WORLD if group is None else group
+    if found is None:
+        raise Unsupported(
+            "there is no process group yet; call torch.distributed.init_process_group('gloo') first"
+        )
+    return str(found.group_name)
+
+
+def resolve_group(name: str) -> dist.ProcessGroup:
+    return _resolve_process_group(name)  # type: ignore[arg-type]
+
+
+def shared_workspaces(
+    schedule: Schedule | None, world: int, made: int, owned: int, n: int, dtype: str, summed: bool
+) -> dict[str, int]:
+    """The workspace that peers touch (`plan.scattering.shared_bytes`) for a schedule, or for any
+    that rank 0 may have chosen: only what is touched becomes memory."""
+    engines = ENGINES if schedule is None else (schedule.engine,)
+    spaces: dict[str, int] = {}
+    for engine in engines:
+        one = (schedule or _ANY).with_engine(engine)
+        spaces.update(shared_bytes(one, world, made, owned, n, dtype, summed))
+    return spaces
+
+
+def bucket_of(*sizes: int) -> tuple[int, ...]:
+    """Sizes that change from call to call, as the routing of an MoE layer does, in half octaves:
+    one choice serves those that are near."""
+    return tuple(map(bucket, sizes))
+
+
+def check_group_rank(name: str, sizes: Sequence[int], world: int, rank: int, actual: int) -> None:
+    """Raises unless a list with one size per rank fits the group and this rank; below 0 is any."""
+    if len(sizes) != world:
+        raise Unsupported(f"{name} has {len(sizes)} sizes, but the group has {world} ranks")
+    if sizes[rank] != actual and sizes[rank] >= 0:
+        raise Unsupported(f"{name} says {sizes[rank]} for rank {rank}, but its tensor has {actual}")
+
+
+def dispatched(tensors: Sequence[object], out: object, sizes: Sequence[object] = ()) -> bool:
+    """Whether a call must go through the dispatcher: a graph is being made of it, or gradients will
+    be asked for. What the dispatcher would refuse in its own way (wrong types, an `out`) does not
+    go there, so that it is refused on every rank. sizes: arguments that are lists of sizes."""
+    if torch.compiler.is_compiling():
+        if out is not None:
+            raise Unsupported("out= cannot be used in a compiled graph; use the returned tensor")
+        return True
+    typed = all(isinstance(t, torch.Tensor) for t in tensors) and all(map(_are_sizes, sizes))
+    return typed and out is None and differentiated(tensors)
+
+
+def differentiated(tensors: Sequence[object]) -> bool:
+    """Whether autograd would follow a call."""
+    return torch.is_grad_enabled() and any(
+        isinstance(t, torch.Tensor) and t.requires_grad for t in tensors
+    )
+
+
+def _are_sizes(sizes: object) -> bool:
+    listed = isinstance(sizes, Sequence) and not isinstance(sizes, str)
+    return listed and all(isinstance(size, int) for size in sizes)  # type: ignore[attr-defined]
+
+
+def check_operands(
+    x_name: str, x: torch.Tensor, weights: Sequence[torch.Tensor], any_weight: bool = False
+) -> None:
+    """Raises unless x [..., K] and every w [K, N] can be multiplied. any_weight: the dtype of w has
+    been checked already."""
+    check_tensor(x_name, x, (2, 3, 4))
+    for i, weight in enumerate(weights):
+        name = "w" if len(weights) == 1 else f"w[{i}]"
+        check_tensor(name, weight, (2,))
+        if weight.dtype != x.dtype and not any_weight:
+            raise Unsupported(
+                f"{x_name} is {dtype_name(x.dtype)} and {name} is {dtype_name(weight.dtype)}; "
+                "cast one to the dtype of the other"
+            )
+        if weight.shape[0] != x.shape[-1]:
+            raise Unsupported(
+                f"{name} has {weight.shape[0]} rows, but {x_name} has {x.shape[-1]} columns; "
+                "both are K and must be equal"
+            )
+    dtype_name(x.dtype)
+
+
+def check_dim(name: str, dim: int, x: torch.Tensor) -> int:
+    """A dimension of x other than its last, counted from 0."""
+    if not -x.dim() <= dim < x.dim() or dim % x.dim() == x.dim() - 1:
+        raise Unsupported(f"{name} must be from 0 to {x.dim() - 2}, not {dim}")
+    return dim % x.dim()
+
+
+def check_out(
+    name: str,
+    out: object,
+    x: torch.Tensor,
+    weights: Sequence[torch.Tensor],
+    columns: int,
+    rows: int | None = None,
+    x_name: str = "x",
+) -> None:
+    """Raises unless a result with so many columns, and rows if they are known, fits into out."""
+    if x.dim() != 2:
+        raise Unsupported(f"out= takes 2-D {x_name} only; reshape it to [rows, K] first")
+    tensor = check_tensor(name, out, (2,))
+    if tensor.dtype != x.dtype:
+        raise Unsupported(
+            f"{name} is {str(tensor.dtype).removeprefix('torch.')}, "
+            f"but the result is {dtype_name(x.dtype)}"
+        )
+    if differentiated([x, *weights, tensor]):
+        raise Unsupported(
+            f"{name} or an input requires grad, and out= has no backward; "
+            "leave it out, or call under torch.no_grad()"
+        )
+    for size, what, wanted in (
+        (tensor.shape[0], "rows", rows),
+        (tensor.shape[1], "columns", columns),
+    ):
+        if wanted is not None and size != wanted:
+            raise Unsupported(f"{name} has {size} {what}, but the result has {wanted}")
+
+
+def num_rows(inner: Sequence[int]) -> int:
+    """How many rows one index of a dimension has, by the sizes beside it (see `as_rows`)."""
+    return math.prod(inner) or 1
+
+
+def as_rows(x: torch.Tensor, dim: int) -> tuple[torch.Tensor, tuple[int, ...]]:
+    """x as a matrix whose rows follow a dimension, and the sizes that one index of it has."""
+    if x.dim() == 2:
+        return x, ()
+    moved = x.movedim(dim, 0)
+    inner = tuple(moved.shape[1:-1])
+    if 0 in inner:  # nothing is there but the size of the dimension
+        return x.new_zeros(moved.shape[0], x.shape[-1]), inner
+    return moved.reshape(moved.shape[0] * math.prod(inner), x.shape[-1]), inner
+
+
+def as_shaped(result: torch.Tensor, x: torch.Tensor, dim: int) -> torch.Tensor:
+    """The rows of a result as the dimensions of x, of which one may have another size now."""
+    if x.dim() == 2:
+        return result
+    inner = list(x.movedim(dim, 0).shape[1:-1])
+    if 0 in inner:
+        shaped = result.new_empty(result.shape[0], *inner, result.shape[1])
+    else:
+        shaped = result.view(result.shape[0] // math.prod(inner), *inner, result.shape[1])
+    return shaped.movedim(0, dim)
+
+
+def resized(x: torch.Tensor, dim: int, size: int, columns: int) -> torch.Tensor:
+    """What a fake kernel gives: x with another size of a dimension and of the last one."""
+    shape = list(x.shape)
+    shape[dim], shape[-1] = size, columns
+    return x.new_empty(shape)
+
+
+def check_splits(
+    name: str, splits: Sequence[int] | None, world: int, rows: int, inner: int = 1
+) -> tuple[int, ...]:
+    """How many rows go to (or come from) each rank: one size per rank, `rows` in all (below 0: any
+    number). A size counts as `inner` rows."""
+    if splits is None or not _are_sizes(splits):
+        raise Unsupported(f"{name} must be a list with one size per rank, not {splits!r}")
+    sizes = tuple(size * inner for size in splits)
+    if len(sizes) != world:
+        raise Unsupported(f"{name} has {len(sizes)} sizes, but the group has {world} ranks")
+    if min(sizes) < 0:
+        raise Unsupported(f"{name} has a size below zero: {list(splits)}")
+    if sum(sizes) != rows and rows >= 0:
+        raise Unsupported(
+            f"{name} {list(splits)} adds up to {sum(sizes) // max(inner, 1)}, "
+            f"but there are {rows // max(inner, 1)} rows"
+        )
+    return sizes
+
+
+def match_splits(
+    pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
+) -> tuple[tuple[int, ...], ...]:
+    """The in_splits of every rank, from the (in_splits, out_splits) of all ranks, which must say
+    the same about every pair of them."""
+    for source, (sent, _) in enumerate(pairs):
+        for target, (_, expected) in enumerate(pairs):
+            if sent[target] != expected[source]:
+                raise Mismatch(
+                    f"ranks disagree on the splits: rank {source} sends {sent[target]} rows to "
+                    f"rank {target}, which expects {expected[source]}"
+                )
+    return tuple(tuple(sent) for sent, _ in pairs)

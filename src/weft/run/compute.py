@@ -1,0 +1,67 @@
+"""What each task of a compute lane computes, in torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from weft.errors import Unsupported
+from weft.plan.tasks import AnyTask, Await, Lookup, Matmul, Permute, Reduce, Region, Tiles
+
+View = Callable[[Region], torch.Tensor]
+
+
+def execute(task: AnyTask, view: View, bags: Any) -> None:
+    """Computes a task on the regions that `view` gives. bags: what lookups pool from."""
+    if isinstance(task, Matmul):
+        a = view(task.a)
+        multiply(a.t() if task.transposed else a, view(task.b), view(task.c), task.accumulate)
+    elif isinstance(task, Reduce):
+        add(list(map(view, task.sources)), list(map(view, task.targets)))
+    elif isinstance(task, Tiles):
+        for part in task.parts:
+            multiply(view(part.a), view(part.b), view(part.c), False)
+    elif isinstance(task, Lookup):
+        for s, target in zip(task.sources, task.targets, strict=True):
+            bags.pool(s.row, s.rows, s.column, s.columns, view(target))
+    elif isinstance(task, Await):
+        pass
+    elif isinstance(task, Permute):
+        for source, target in zip(task.sources, task.targets, strict=True):
+            view(target).copy_(view(source))
+    else:
+        raise Unsupported(f"compute cannot carry out {task.label!r}")
+
+
+def multiply(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, accumulate: bool) -> None:
+    """c = a @ b, or c += a @ b; narrower operands are widened to the dtype of c first."""
+    if a.dtype != c.dtype:
+        a, b = a.to(c.dtype), b.to(c.dtype)
+    if a.shape[1] == 0:
+        if not accumulate:
+            c.zero_()
+    elif accumulate:
+        torch.addmm(c, a, b, out=c)
+    else:
+        torch.mm(a, b, out=c)
+
+
+def add(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
+    """Every target = the sum of the sources in their order, rounded once."""
+    first, rest = sources[0], sources[1:]
+    total = targets[0]
+    if len(sources) > 2 and total.dtype.itemsize < 4:
+        total = first.float()
+        for source in rest:
+            total += source
+        targets[0].copy_(total)
+    elif rest:
+        torch.add(first, rest[0], out=total)
+        for source in rest[1:]:
+            total += source
+    else:
+        total.copy_(first)
+    for target in targets[1:]:
+        target.copy_(targets[0])

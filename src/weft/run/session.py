@@ -1,0 +1,119 @@
+"""What is remembered of a group between calls: prepared plans, known calls, decisions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+
+from weft.fabric import Fabric
+from weft.fabric.interface import Program
+from weft.plan.tasks import Plan
+from weft.run.lane import Part
+from weft.timeline import Timeline
+
+MAX_RUNNERS = 512
+MAX_KNOWN = 1024
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Runner:
+    """A plan made ready for this rank. why: the reason for its schedule, if rank 0's header gave
+    one."""
+
+    plan: Plan
+    program: Program
+    parts: list[Part]
+    why: str
+    asked: str
+
+
+class Finished(NamedTuple):
+    """A call that is over; `weft.explain` puts it into words."""
+
+    plan: Plan
+    rank: int
+    fabric: str
+    asked: str
+    """The schedule as the caller gave it."""
+    why: str
+    seconds: float
+    timeline: Timeline
+    ended: float
+    """By `time.perf_counter`."""
+
+
+class Session:
+    """The memory of one fabric. It lives as long as the fabric is open."""
+
+    def __init__(self, fabric: Fabric) -> None:
+        self.fabric = fabric
+        self.runners: dict[Any, Runner] = {}
+        """By a rank's signature, and by the signatures of all ranks."""
+        self.known: dict[Any, Any] = {}
+        """Calls that are recognised by their arguments alone."""
+        self.last: Finished | None = None
+        self._parts: dict[type, Any] = {}
+
+    def keep(self, key: object, runner: Runner) -> None:
+        """Remembers a runner. The oldest goes when there are too many: every batch size has one."""
+        runners = self.runners
+        runners.pop(key, None)
+        if len(runners) >= MAX_RUNNERS:
+            del runners[next(iter(runners))]
+        runners[key] = runner
+
+    def remember(self, arguments: object, call: object) -> None:
+        """Recognises a call by its arguments from now on."""
+        if len(self.known) >= MAX_KNOWN:
+            self.known.clear()
+        self.known[arguments] = call
+
+    def part(self, kind: type[T], make: Callable[[Session], T]) -> T:
+        """The one object of a kind that another layer keeps here, e.g. the decisions of `auto`."""
+        found: T | None = self._parts.get(kind)
+        if found is None:
+            found = self._parts[kind] = make(self)
+        return found
+
+    def finished(self, runner: Runner, why: str, started: float, timeline: Timeline) -> float:
+        """Notes that a call is over; gives its seconds."""
+        ended = time.perf_counter()
+        seconds, fabric = ended - started, self.fabric
+        self.last = Finished(
+            runner.plan, fabric.rank, fabric.can.name, runner.asked, why, seconds, timeline, ended
+        )
+        return seconds
+
+
+_sessions: dict[int, Session] = {}
+_closed: list[Finished] = []
+"""The last call of groups that are closed by now."""
+
+
+def of(fabric: Fabric) -> Session:
+    """The session of a fabric."""
+    session = _sessions.get(id(fabric))
+    if session is None or session.fabric is not fabric:
+        key = id(fabric)
+        session = _sessions[key] = Session(fabric)
+        fabric.on_close(lambda: _end(key))
+    return session
+
+
+def _end(key: int) -> None:
+    session = _sessions.pop(key, None)
+    if session is not None and session.last is not None:
+        _closed[:] = [max([session.last, *_closed], key=_ended)]
+
+
+def last_finished() -> Finished | None:
+    """The last call of this process that was a plan."""
+    found = [session.last for session in list(_sessions.values()) if session.last is not None]
+    return max([*found, *_closed], key=_ended, default=None)
+
+
+def _ended(finished: Finished) -> float:
+    return finished.ended

@@ -1,0 +1,42 @@
+"""Choices that need no estimate: one schedule is right wherever its condition holds.
+
+All ranks apply these rules by themselves, so a rule looks only at what is equal on all ranks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from weft.fabric import Capabilities, Link
+from weft.plan.embedding_all_to_all import EmbeddingAllToAll
+from weft.plan.matmul_all_reduce import FEW_ROWS, MatmulAllReduce
+from weft.plan.matmul_all_to_all import MatmulAllToAll
+from weft.schedule import Schedule
+from weft.select.heuristic import Choice
+
+_SERIAL = Schedule.parse("serial")
+_IN_KERNEL = Schedule.parse("in-kernel")
+_ONE_PIECE = Schedule.parse("in-kernel:1")
+_SLICED = Schedule.parse("hetero-unfused-1d:8")
+
+
+def fixed(can: Capabilities, link: Link, operation: Any) -> Choice | None:
+    """The schedule of an operation where there is nothing to weigh; None where there is."""
+    if isinstance(operation, EmbeddingAllToAll):
+        if operation.world == 1:
+            return Choice(_SERIAL, "there is one rank")
+        if not can.in_kernel:
+            return Choice(_SLICED, "slices cross the network as they are looked up")
+        return Choice(_IN_KERNEL, "pooled rows are stored where they are needed")
+    if operation.world == 1 or not can.in_kernel:
+        return None
+    if isinstance(operation, MatmulAllReduce):
+        if operation.m > FEW_ROWS or operation.dtype == "float64":
+            return None
+        return Choice(
+            _IN_KERNEL,
+            f"{operation.m} rows: the time goes into reading w, and blocks leave as they are made",
+        )
+    if isinstance(operation, MatmulAllToAll) and not link.paced:
+        return Choice(_ONE_PIECE, "links are as fast as memory: made where needed")
+    return None
