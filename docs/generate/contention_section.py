@@ -193,6 +193,6 @@ def _captured(machine: Machine, m: int, n: int, k: int) -> tuple[str, bool]:
         if there is graph:
             operation: Any = scenario.operation
             chosen = choose(graph, operation).schedule
-            seconds = run(scenario.operation.lower(chosen), graph).seconds
+            seconds = run(operation.lower(chosen), graph).seconds
             cells.append(f"{chosen}, {1e3 * seconds:.3f} ms")
     return f"| {m} x {n} x {k} | {' | '.join(cells)} |", len(winners) == 1

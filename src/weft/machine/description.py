@@ -85,7 +85,7 @@ class Measured:
 class Compute:
     """Compute units and the rates of GEMMs. Either `tiling` or `saturation` is given."""
 
-    units: Count
+    units: Count  # compute units of a device: SMs, CUs
     clock: Positive  # boost clock in Hz
     loaded_clock: Positive  # clock under a long matrix load
     peak: dict[str, Positive]  # data sheet, dense
@@ -101,12 +101,12 @@ class Compute:
 class Memory:
     """Device memory and the last-level cache in front of it."""
 
-    capacity: Positive
+    capacity: Positive  # bytes
     peak_bandwidth: Positive  # data sheet
     bandwidth: Positive  # the bandwidth that streaming kernels reach on all units
     latency: float  # until the first bytes of a kernel arrive
     unit_bandwidth: Positive  # the bandwidth of one compute unit
-    cache_bytes: Positive
+    cache_bytes: Positive  # of the last-level cache, as far as GEMM operands have it
     cache_bandwidth: Positive  # all units together, from the caches into tiles
     crowding: float  # share of bandwidth gained when a few units are taken away
     crowding_units: Count  # the number of units to take away for the whole gain
@@ -116,7 +116,7 @@ class Memory:
 class Links:
     """Links between the devices of one node."""
 
-    topology: Literal["mesh", "switch", "ring"]
+    topology: Literal["mesh", "switch", "ring"]  # every pair, all through a switch, or neighbours
     world: Count  # devices in the node
     peak_bandwidth: Positive  # one link, one direction, data sheet
     bandwidth: Positive  # one link, one direction, as measured
@@ -140,7 +140,7 @@ class Links:
 class Engines:
     """Copy engines (SDMA, CE, or copy threads) and the costs of their commands."""
 
-    count: Count
+    count: Count  # engines of a device that copy to peers at the same time
     bandwidth: Positive  # one engine over a link
     local_bandwidth: Positive  # one engine inside the device's own memory
     command: float  # host: build a command and write the doorbell, per engine
@@ -175,7 +175,7 @@ class Protocol:
     """A protocol of core-driven collectives: low latency, or high bandwidth."""
 
     name: str
-    latency: Positive
+    latency: Positive  # from the call until bytes flow, and at the end
     peer_latency: float  # in addition, for every peer
     bandwidth: Positive  # out of a device, all links
     collectives: tuple[Collective, ...] = ()  # which the library uses it for; none named: for all
@@ -187,7 +187,7 @@ class Protocol:
 class InSwitch:
     """An all-reduce whose sums the switch computes. Its time does not depend on the world."""
 
-    latency: Positive
+    latency: Positive  # from the call to the end, but for the bytes
     bandwidth: Positive  # bytes of the result per second
 
 
@@ -197,7 +197,7 @@ class Cores:
 
     protocols: tuple[Protocol, ...]
     all_gather_units: Count  # compute units that saturate the links
-    all_to_all_units: Count
+    all_to_all_units: Count  # the same for an all-to-all
     copy_units: Count  # compute units that saturate one link
     all_reduce_latency: Positive  # latency of the two phases of an all-reduce, against one phase
     local_share: float  # cost of copying a device's own part, relative to sending a part

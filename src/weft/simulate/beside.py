@@ -161,7 +161,8 @@ def _silence_of(plan: Plan, machine: Machine, strategy: Strategy) -> float:
     else:
         rate = min(machine.engines.bandwidth, links.out_of_device(world) / peers)
     rate = min(rate, links.to_one_peer())
-    return max(0.0, seconds - operation.total_bytes / world / rate)
+    piece = max(operation.num_bytes(peer, 0) for peer in range(world))
+    return max(0.0, seconds - piece / rate)
 
 
 def _driven(plan: Plan, machine: Machine, strategy: Strategy) -> float:

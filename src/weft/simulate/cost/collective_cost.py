@@ -16,6 +16,14 @@ from weft.plan.collective import UNROOTED, find_kind
 from weft.plan.command_variants import COMMANDS
 from weft.simulate.cost.memory import memory_bound
 
+VARIANTS: dict[str, tuple[str, ...]] = {
+    kind: COMMANDS[kind] for kind in UNROOTED if not find_kind(kind).sums
+}
+"""The command variants of copy engines, by the kind of collective that has some."""
+
+Parts = tuple[tuple[str, float], ...]
+"""Names and seconds of what a collective spends its time on."""
+
 
 def collective(
     machine: Machine,
@@ -34,20 +42,38 @@ def collective(
     None means the quickest. Engines cannot add: their reduce-scatter is an all-to-all and a kernel
     that sums, their all-reduce that and an all-gather.
     """
+    asked = (machine, kind, total_bytes, world)
+    found = parts(*asked, driver=driver, variant=variant, prelaunch=prelaunch, units=units)
+    return _seconds(found)
+
+
+def parts(
+    machine: Machine,
+    kind: str,
+    total_bytes: float,
+    world: int,
+    *,
+    driver: str = "cores",
+    variant: str | None = None,
+    prelaunch: bool = False,
+    units: int | None = None,
+) -> Parts:
+    """What the seconds of `collective` are made of, by name; one follows the other."""
     _check(machine, kind, total_bytes, world)
     if driver not in ("cores", "dma"):
         raise Unsupported(f"A collective is driven by cores or dma, not {driver}.")
     if total_bytes == 0 or world == 1:
-        return 0.0
+        return ()
     if driver == "cores":
         return _by_cores(machine, kind, total_bytes, world, units)
     if not find_kind(kind).sums:
         return _by_engines(machine, kind, total_bytes, world, variant, prelaunch)
+    found = _by_engines(machine, "all_to_all", total_bytes, world, variant, prelaunch)
     summing = memory_bound(machine, total_bytes, total_bytes / world).seconds
-    seconds = summing + _by_engines(machine, "all_to_all", total_bytes, world, variant, prelaunch)
+    found = (*found, ("kernel that adds", summing))
     if find_kind(kind).phases == 2:
-        seconds += _by_engines(machine, "all_gather", total_bytes, world, None, prelaunch)
-    return seconds
+        found += _by_engines(machine, "all_gather", total_bytes, world, None, prelaunch)
+    return found
 
 
 def dma_variants(
@@ -59,7 +85,7 @@ def dma_variants(
         able = [name for name in UNROOTED if not find_kind(name).sums]
         raise Unsupported(f"Only {' and '.join(able)} have copy engine variants, not {kind}.")
     return {
-        (variant, prelaunch): _variant(machine, variant, total_bytes, world, prelaunch)
+        (variant, prelaunch): _seconds(_variant(machine, variant, total_bytes, world, prelaunch))
         for variant in COMMANDS[kind]
         for prelaunch in (False, True)
     }
@@ -74,9 +100,13 @@ def _check(machine: Machine, kind: str, total_bytes: float, world: int) -> None:
         raise Unsupported(f"{machine.name} has {machine.links.world} devices, not {world}.")
 
 
+def _seconds(found: Parts) -> float:
+    return sum(seconds for _, seconds in found)
+
+
 def _by_cores(
     machine: Machine, kind: str, total_bytes: float, world: int, units: int | None
-) -> float:
+) -> Parts:
     """The library takes the protocol that is quickest, of those it has for the size."""
     cores, links = machine.cores, machine.links
     peers = world - 1
@@ -89,16 +119,23 @@ def _by_cores(
         turns = -(-enough // units)
     two_phases = find_kind(kind).phases == 2
     fixed = cores.all_reduce_latency if two_phases else 1.0
-    times = []
+    ways: list[Parts] = []
     for protocol in _protocols(machine, kind, total_bytes / world):
         local = cores.local_share if protocol.local_share is None else protocol.local_share
         sent = 2.0 * peers if two_phases else peers + local
-        waiting = fixed * (protocol.latency + turns * peers * protocol.peer_latency)
-        times.append(waiting + total_bytes * sent / world / reach / protocol.bandwidth)
+        wire = total_bytes * sent / world / reach / protocol.bandwidth
+        ways.append(
+            (
+                (f"start, {protocol.name} protocol", fixed * protocol.latency),
+                ("start, for each peer", fixed * turns * peers * protocol.peer_latency),
+                ("bytes on the links", wire),
+            )
+        )
     if kind == "all_reduce" and cores.in_switch is not None:
         summed = total_bytes / (cores.in_switch.bandwidth * reach)
-        times.append(cores.in_switch.latency + summed)
-    return min(times)
+        start = ("start, sums in the switch", cores.in_switch.latency)
+        ways.append((start, ("bytes on the links", summed)))
+    return min(ways, key=_seconds)
 
 
 def bandwidth_by_cores(machine: Machine, kind: str, world: int, units: int | None = None) -> float:
@@ -134,11 +171,10 @@ def _by_engines(
     world: int,
     variant: str | None,
     prelaunch: bool,
-) -> float:
+) -> Parts:
     if variant is None:
-        return min(
-            _variant(machine, name, total_bytes, world, prelaunch) for name in COMMANDS[kind]
-        )
+        found = (_variant(machine, name, total_bytes, world, prelaunch) for name in COMMANDS[kind])
+        return min(found, key=_seconds)
     if variant not in COMMANDS[kind]:
         raise Unsupported(
             f"{kind} has no variant {variant!r} (it has {', '.join(COMMANDS[kind])})."
@@ -169,9 +205,9 @@ def _work(machine: Machine, variant: str, world: int) -> _EngineUse:
 
 def _variant(
     machine: Machine, variant: str, total_bytes: float, world: int, prelaunch: bool
-) -> float:
+) -> Parts:
     if total_bytes == 0 or world == 1:
-        return 0.0
+        return ()
     engines, links = machine.engines, machine.links
     work = _work(machine, variant, world)
     rate = min(engines.bandwidth, links.to_one_peer())
@@ -188,4 +224,9 @@ def _variant(
     else:
         commanding = work.engines * (engines.command + engines.schedule + engines.completion)
     packets = engines.packet + (work.packets - 1) * engines.next_packet
-    return engines.collective + commanding + packets + moving
+    return (
+        ("start and end", engines.collective),
+        ("commands and completions", commanding),
+        (f"packets of {variant}", packets),
+        ("bytes on the links", moving),
+    )

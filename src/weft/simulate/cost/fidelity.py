@@ -86,6 +86,9 @@ def _gemms() -> Part:
         ("gemm_h100_held_out", "h100", ", held out", {"bfloat16": (0.07, 0.07)}),
         ("gemm_gfx942", "mi300x", "", {"bfloat16": (0.20, None), "int8": (0.20, None)}),
         ("gemm_b200", "b200", "", {"bfloat16": (0.10, 0.10)}),
+        ("gemm_h200", "h200", "", {}),
+        ("gemm_gb200", "gb200", "", {}),
+        ("gemm_rtxpro6000", "rtxpro6000", "", {}),
     )
     for source, name, note, promised in sources:
         machine = load(name)
@@ -120,6 +123,9 @@ def _collectives() -> Part:
         ("nccl_h100", "h100"),
         ("nccl_h100_two_and_four", "h100"),
         ("nccl_b200", "b200"),
+        ("nccl_h200", "h200"),
+        ("nccl_gb200", "gb200"),
+        ("nccl_rtxpro6000", "rtxpro6000"),
     ):
         machine = load(name)
         groups: dict[tuple[int, str], list[Row]] = {}
