@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import time
@@ -296,9 +297,12 @@ def test_loading_and_ending_leaves_nothing_behind(library, pools, rounds):
     rounds = int(os.environ.get("WEFT_LOOM_LOADS", rounds))
     shared = set(os.listdir("/dev/shm"))
     LoomPool(1).close()
-    before = open_files()
+    before, children = open_files(), len(multiprocessing.active_children())
     for _ in range(rounds):
         LoomPool(1).close()
     assert open_files() <= before + 1
-    assert set(os.listdir("/dev/shm")) == shared
+    # Others on this machine use the folder too: what counts is what could be loom's.
+    fresh = set(os.listdir("/dev/shm")) - shared
+    assert [name for name in fresh if "loom" in name or "weft" in name] == []
+    assert len(multiprocessing.active_children()) == children
     assert not list(library.parent.glob("tmp*"))

@@ -113,9 +113,9 @@ def _run(
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": str(port),
                 "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
-                "WEFT_LOOM_TRACES": f"/proc/{os.getpid()}/fd/{traces[rank]}",
             }
-            command = [sys.executable, "-m", "weft.loom.rank", str(script), *arguments]
+            trace = f"/proc/{os.getpid()}/fd/{traces[rank]}"
+            command = [sys.executable, "-m", "weft.loom.rank", trace, str(script), *arguments]
             out = subprocess.DEVNULL if quiet else None
             ranks.append(
                 subprocess.Popen(command, env=environment, stdout=out, stderr=errors[rank])

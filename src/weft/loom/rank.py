@@ -1,10 +1,9 @@
-"""`python -m weft.loom.rank script.py ...`: one rank of `weft loom check`, started by it."""
+"""One rank of `weft loom check`, which starts `python -m weft.loom.rank TRACES script.py ...`."""
 
 from __future__ import annotations
 
 import ctypes
 import faulthandler
-import os
 import runpy
 import signal
 import sys
@@ -16,16 +15,14 @@ _PR_SET_PDEATHSIG = 1
 def main() -> None:
     """Loads loom as the environment says, runs the script, and waits for the device."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # ends with who started it
-    traces = os.environ.pop("WEFT_LOOM_TRACES", "")
-    if traces:
-        faulthandler.enable(open(traces, "a"))  # noqa: SIM115 - open as long as the process is
+    faulthandler.enable(open(sys.argv[1], "a"))  # noqa: SIM115 - open as long as the process is
 
     import torch
 
     import weft.loom
 
     weft.loom.load()
-    sys.argv = sys.argv[1:]
+    sys.argv = sys.argv[2:]
     sys.path[0] = str(Path(sys.argv[0]).resolve().parent)
     runpy.run_path(sys.argv[0], run_name="__main__")
     torch.accelerator.synchronize()
