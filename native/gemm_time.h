@@ -31,6 +31,7 @@ struct Numbers {
   int64_t step, units, most_splits;
   double step_latency, tile_seconds, settled, settles_after, cache;
   double element, result, split_seconds, split_bytes, kernel, latency, bandwidth;
+  double spread, tie;
 };
 
 // GEMM times of one machine in one dtype.
@@ -47,11 +48,11 @@ class Tiled : public Gemms {
         std::tuple<int64_t, int64_t, int64_t> counts, const std::vector<double>& numbers) {
     for (const auto& [rows, columns, resident, step, store] : tiles)
       tiles_.push_back({rows, columns, resident, step, store});
-    if (tiles.empty() || numbers.size() != 12) throw std::invalid_argument("12 numbers and a tile");
+    if (tiles.empty() || numbers.size() != 14) throw std::invalid_argument("14 numbers and a tile");
     const double* v = numbers.data();
     const auto [step, units, splits] = counts;
     n_ = {step, units, splits, v[0], v[1], v[2], v[3], v[4],
-          v[5], v[6],  v[7],   v[8], v[9], v[10], v[11]};
+          v[5], v[6],  v[7],   v[8], v[9], v[10], v[11], v[12], v[13]};
   }
 
   Cost cost(int64_t m, int64_t n, int64_t k, double load, int64_t left) const override {
@@ -77,9 +78,14 @@ class Tiled : public Gemms {
   double working(const Tile& tile, int64_t blocks, int64_t steps, int64_t units) const {
     const int64_t room = units * tile.resident;
     const int64_t waves = blocks / room, rest = blocks % room;
-    double seconds = 0.0;
-    if (waves) seconds = double(waves) * wave(tile, tile.resident, steps);
-    if (rest) seconds += wave(tile, ceil_div(rest, units), steps);
+    const double whole = waves ? wave(tile, tile.resident, steps) : 0.0;
+    double seconds = double(waves) * whole;
+    if (rest) {
+      double last = wave(tile, ceil_div(rest, units), steps);
+      const double even = whole * double(rest) / double(room);
+      if (waves) last -= n_.spread * std::max(0.0, last - even);
+      seconds += last;
+    }
     return seconds;
   }
 
@@ -117,33 +123,33 @@ class Tiled : public Gemms {
     double best = std::numeric_limits<double>::infinity();
     std::pair<size_t, int64_t> found{0, 1};
     const int64_t steps = ceil_div(k, n_.step), units = n_.units;
-    for (size_t index = 0; index < tiles_.size(); ++index) {
+    for (size_t index = tiles_.size(); index-- > 0;) {  // from the largest
       const Tile& tile = tiles_[index];
+      const double wanted = best * (1.0 - n_.tie);
       const int64_t blocks = ceil_div(m, tile.rows) * ceil_div(n, tile.columns);
       const double even = double(blocks) * double(steps) * tile.step_seconds / double(units);
-      if (even >= best) continue;
+      if (even >= wanted) continue;
       const double moving = n_.latency + traffic(tile, m, n, k) / n_.bandwidth;
-      if (moving >= best) continue;
+      if (moving >= wanted) continue;
       const double alone = loaded(working(tile, blocks, steps, units), 0.0);
-      if (std::max(alone, moving) < best) {
-        best = std::max(alone, moving);
-        found = {index, 1};
-      }
-      if (steps == 1 || alone <= moving + n_.split_seconds) continue;
+      double seconds = std::max(alone, moving);
+      int64_t taken = 1;
       // Returns whether further splits may still win.
       const auto tried = [&](int64_t split) {
         const double again = second_pass(double(m) * double(n) * double(split));
-        if (again + std::max(moving, even) >= best) return false;
+        if (again + std::max(moving, even) >= seconds) return false;
         const double split_working = working(tile, blocks * split, ceil_div(steps, split), units);
-        const double seconds = again + std::max(loaded(split_working, 0.0), moving);
-        if (seconds < best) {
-          best = seconds;
-          found = {index, split};
+        const double both = again + std::max(loaded(split_working, 0.0), moving);
+        if (both < seconds) {
+          seconds = both;
+          taken = split;
         }
         return true;
       };
       const int64_t most = std::min(steps, n_.most_splits), room = units * tile.resident;
-      if (blocks > room) {
+      if (steps == 1 || alone <= moving + n_.split_seconds) {
+        // nothing that a split could fill
+      } else if (blocks > room) {
         for (int64_t split = 2; split <= most; ++split)
           if (!tried(split)) break;
       } else {
@@ -155,6 +161,10 @@ class Tiled : public Gemms {
           before[count++] = split;
           if (!tried(split)) break;
         }
+      }
+      if (seconds < wanted) {
+        best = seconds;
+        found = {index, taken};
       }
     }
     return found;

@@ -7,7 +7,8 @@
 //   step     the pieces that one arrival lets run: launch, gap and body of each, and moving rows
 //            into place where the schedule needs it; this is where decomposition loses
 //   first    when the first chunks are there;  period: how long each further arrival takes
-//   beside   pieces beside communication have less bandwidth or fewer units: contention
+//   beside   pieces beside communication take longer, and so does communication beside them: less
+//            bandwidth, fewer units, and what both do to each other (weft.simulate.contention)
 //   decision what adaptive pays for each look at what has arrived
 //
 //   seconds = the longest of   local and all steps, one after the other
@@ -25,95 +26,26 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include <array>
 #include <limits>
-#include <memory>
 
-#include "gemm_time.h"
+#include "rule_pieces.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
 using namespace weft;
+using namespace weft::rule;
 
 namespace {
 
-enum Engine { kDma, kCores, kDirect };
-enum Fusion { kFused, kUnfused, kAdaptive };
-
-// What an operation does: gathers rows and multiplies them; gathers them along the K of its product;
-// or multiplies first, and then sends rows to who keeps them, adds them, or adds and passes them on.
-enum Form { kGather, kContract, kSend, kSum, kSumEverywhere };
-
-struct Candidate {
-  int engine = kDma;
-  int fusion = kFused;
-  bool serial = false, one_peer = false, columns = false, uniform = false;
-  int64_t depth = 0;  // chunks per shard; 0 is what the operation's lowering takes
-};
-
-// The chunks that a lowering makes where a name leaves it open: of fixed schedules, of those that
-// leave rows in place, and of adaptive.
-struct Cuts {
-  int64_t fixed, in_place, adaptive;
-
-  int64_t of(const Candidate& c) const {
-    if (c.depth > 0) return c.depth;
-    if (c.fusion == kAdaptive) return c.engine == kDirect ? 1 : adaptive;
-    return c.engine == kDirect ? in_place : fixed;
-  }
-};
-
-// How one engine brings chunks.
-struct Moving {
-  double first, following, completion;  // before bytes flow, between chunks, until a waiter knows
-  double rate, rate_alone, rate_own;    // from each of all peers, from one alone, of own rows
-  double row;                           // each further row of a strided chunk
-  double bandwidth, slowdown;           // what a GEMM has left of memory, and how it is slowed
-  double late;                          // how much later a waiter knows where compute runs beside it
-  double each;                          // what compute loses to every chunk, on a core it shares
-};
-
-struct Machine {
-  std::shared_ptr<Gemms> gemms;
-  Moving moving[2];
-  double rate, kernel, gap, latency, bandwidth, decision, decision_in_place;
-  double reach, one_peer, from_same;  // reading a peer in place: start, rate, rate if all read it
-  double element, result, sum_bytes;
-  int64_t left;  // compute units left while cores drive a gather
-};
-
-// Seconds of some pieces: alone, and beside communication. Both have `fixed` in them, the launches
-// and gaps.
-struct Piece {
-  double alone = 0.0, beside = 0.0, fixed = 0.0;
-  Piece operator*(double count) const { return {alone * count, beside * count, fixed * count}; }
-  Piece operator+(const Piece& o) const {
-    return {alone + o.alone, beside + o.beside, fixed + o.fixed};
-  }
-};
-
-// When work ends that takes `work.beside` beside communication, which lasts `until`, and
-// `work.alone` after it.
-double end_of(double begin, double until, Piece work) {
-  if (begin + work.beside <= until) return begin + work.beside;
-  if (begin >= until) return begin + work.alone;
-  return until + work.alone * (1.0 - (until - begin) / work.beside);
-}
-
-// The terms of one operation on one machine. `rows` are those that one peer has, or is sent.
-class Terms {
+// The terms of one operation on one machine, schedule by schedule.
+class Terms : Pieces {
  public:
   Terms(const Machine& machine, int form, int64_t world, int64_t m, int64_t rows,
         const std::vector<int64_t>& columns, int64_t k, Cuts cuts)
-      : n_(machine), form_(form), world_(world), m_(m), rows_(rows), k_(k), columns_(columns),
-        cuts_(cuts) {
-    for (int64_t one : columns) load_ += 2.0 * double(m) * double(one) * double(k) / n_.rate;
-    width_ = form >= kSend ? columns[0] : k;
-  }
+      : Pieces(machine, form, world, m, rows, columns, k), cuts_(cuts) {}
 
   double seconds(const Candidate& c) {
-    engine_ = c.engine == kCores ? kCores : kDma;
-    late_ = c.serial ? 0.0 : moving().late;
+    look_at(c);
     depth_ = std::max<int64_t>(1, cuts_.of(c));
     if (world_ == 1) return gemm(m_, k_).alone - n_.gap;
     if (form_ >= kSend) return c.engine == kDirect ? send_direct(c) : send(c);
@@ -121,73 +53,11 @@ class Terms {
     if (c.engine == kDirect) return direct(c);
     if (c.serial) return serial();
     if (c.one_peer) return shards();
-    if (c.fusion == kAdaptive) return adaptive(c);
+    if (c.fusion == kAdaptive) return adaptive();
     return c.columns ? cut_columns(c) : cut_rows(c);
   }
 
  private:
-  const Moving& moving() const { return n_.moving[engine_]; }
-  double completion() const { return moving().completion + late_; }
-
-  // A GEMM of so many rows over so much of K, one for every weight; `summing` adds to sums made
-  // before.
-  Piece gemm(int64_t rows, int64_t k, bool summing = false) { return gemm(columns_, rows, k, summing); }
-
-  Piece gemm(const std::vector<int64_t>& columns, int64_t rows, int64_t k, bool summing = false) {
-    Piece piece;
-    for (int64_t one : columns) {
-      auto [launch, working, fewer, traffic] = cost(rows, one, k);
-      if (launch == 0.0) continue;
-      if (summing) traffic += double(rows) * double(one) * (2 * n_.sum_bytes - n_.result);
-      const double body = std::max(working, n_.latency + traffic / n_.bandwidth);
-      const double slowed = traffic / moving().bandwidth;
-      piece.fixed += n_.gap + launch;
-      piece.alone += n_.gap + launch + body;
-      piece.beside += n_.gap + launch +
-                      std::max(engine_ == kDma ? body : fewer, slowed) * moving().slowdown;
-    }
-    return piece;
-  }
-
-  // Candidates ask for the same GEMMs again and again: they are few, so a list is quick.
-  const Cost& cost(int64_t m, int64_t n, int64_t k) {
-    for (const auto& [key, known] : costs_)
-      if (key[0] == m && key[1] == n && key[2] == k) return known;
-    costs_.push_back({{m, n, k}, n_.gemms->cost(m, n, k, load_, n_.left)});
-    return costs_.back().second;
-  }
-
-  // A kernel that brings rows into place and so reads and writes so many bytes.
-  Piece moving_rows(double bytes) const {
-    const double fixed = n_.gap + n_.kernel + n_.latency;
-    return {fixed + bytes / n_.bandwidth, fixed + bytes / moving().bandwidth, fixed};
-  }
-
-  // What so many chunks cost the compute beside them.
-  Piece disturbed(int64_t chunks) const {
-    const double lost = moving().each * double(chunks);
-    return {lost, lost, lost};
-  }
-
-  // Seconds for which the bytes of a chunk flow, from every peer at once.
-  double flow(int64_t rows, int64_t columns, bool own) const {
-    const double bytes = double(rows) * double(columns) * n_.element;
-    const double strided = columns < width_ ? double(rows - 1) * moving().row : 0.0;
-    double seconds = std::max(bytes / moving().rate, bytes / moving().rate_alone + strided);
-    if (own) seconds = std::max(seconds, bytes / moving().rate_own + strided);
-    return seconds;
-  }
-
-  // Arrivals at `first`, then every `period`; each lets a step run, after `local`.
-  double pipeline(Piece local, Piece step, int64_t steps, double first, double period) const {
-    const double last = first + double(steps - 1) * period;
-    const bool waits = local.alone == 0.0;  // then the first piece has no other before it
-    double begin = first - n_.gap;
-    if (!waits) begin = std::max(first, end_of(0.0, last, local) - n_.gap);
-    const double end = end_of(begin, last, step * double(steps));
-    return std::max(end, last + step.alone - (waits && steps == 1 ? n_.gap : 0.0));
-  }
-
   double serial() {
     const double alone = gemm(m_, k_).alone - n_.gap;
     return moving().first + flow(rows_, k_, true) + completion() + alone;
@@ -196,14 +66,16 @@ class Terms {
   // One whole shard after the other, each from one peer.
   double shards() {
     const double bytes = double(rows_) * double(k_) * n_.element;
-    const double period = moving().first + bytes / moving().rate_alone + completion();
+    const double flowing = bytes / moving().rate_alone;
+    const double period = moving().first + flowing + completion();
     const Piece local = gemm(rows_, k_) + disturbed(world_ - 1);
-    return pipeline(local, gemm(rows_, k_), world_ - 1, period, period);
+    return pipeline(local, gemm(rows_, k_), world_ - 1, period, period, flowing);
   }
 
   double cut_rows(const Candidate& c) {
     const int64_t rows = ceil_div(rows_, depth_), steps = ceil_div(rows_, rows);
     const int64_t chunks = c.uniform ? world_ : world_ - 1;
+    const double bytes_flow = flow(rows, k_, c.uniform);
     Piece step;
     if (c.fusion == kUnfused) {
       step = gemm(rows, k_) * double(chunks);
@@ -214,27 +86,27 @@ class Terms {
           step = step + moving_rows(2.0 * double(chunks * rows) * double(one) * n_.result);
     }
     step = step + disturbed(chunks);
-    const double bytes_flow = flow(rows, k_, c.uniform);
     const double first = moving().first + bytes_flow + completion();
     const Piece local = c.uniform ? Piece{} : gemm(rows_, k_);
-    return pipeline(local, step, steps, first, bytes_flow + moving().following);
+    return pipeline(local, step, steps, first, bytes_flow + moving().following, bytes_flow);
   }
 
   double cut_columns(const Candidate& c) {
     const int64_t columns = ceil_div(k_, depth_), steps = ceil_div(k_, columns);
-    Piece step;
-    if (c.fusion == kUnfused) {
-      step = gemm(rows_, columns, true) * double(world_ - 1);
-    } else if (c.uniform) {
-      step = gemm(m_, columns, true);
-    } else {  // all rows but the rank's own
-      step = around([&](int64_t rows) { return gemm(rows, columns, true); });
-    }
-    step = step + disturbed(c.uniform ? world_ : world_ - 1);
     const double bytes_flow = flow(rows_, columns, c.uniform);
+    fill(rows_, columns);
+    const auto sums = [&](double read) {
+      if (c.fusion == kUnfused) return gemm(columns_, rows_, columns, read) * double(world_ - 1);
+      if (c.uniform) return gemm(columns_, m_, columns, read);
+      return around([&](int64_t rows) { return gemm(columns_, rows, columns, read); });
+    };
+    Piece step = sums(1.0);
+    const Piece less = sums(0.0) + step * -1.0;  // the first step has no sums to read
+    step = step + disturbed(c.uniform ? world_ : world_ - 1);
     const double first = moving().first + bytes_flow + completion();
     const Piece local = c.uniform ? Piece{} : gemm(rows_, k_);
-    double seconds = pipeline(local, step, steps, first, bytes_flow + moving().following);
+    double seconds =
+        pipeline(local, step, steps, first, bytes_flow + moving().following, bytes_flow, less);
     if (n_.sum_bytes != n_.result) {  // sums are rounded into the result, once
       const double rows = double(c.uniform ? m_ : m_ - rows_);
       for (int64_t one : columns_)
@@ -249,9 +121,7 @@ class Terms {
     // Adaptive takes the highest rows first, on all ranks, so all read the same peer.
     const bool same = c.fusion == kAdaptive;
     const double link = same ? n_.from_same : n_.one_peer;
-    const Piece piece = gemm(rows, k_);
-    const double over_link = piece.fixed + double(rows * k_) * n_.element / link;
-    const double each = std::max(piece.alone, over_link) + n_.reach;
+    const double each = in_place(gemm(rows, k_), double(rows * k_) * n_.element, link);
     const double looking = same ? n_.decision_in_place : 0.0;
     return gemm(rows_, k_).alone - n_.gap + double(pieces) * (each + looking);
   }
@@ -259,13 +129,20 @@ class Terms {
   // Whatever has arrived, as few pieces as can be. A look finds the arrived rows of one peer side
   // by side, so pieces grow with the time that a round over all peers takes. What has not been
   // looked at when the last chunk arrives lies beside its neighbours, and is one piece.
-  double adaptive(const Candidate& c) {
+  double adaptive() {
     const int64_t peers = world_ - 1, rows = ceil_div(rows_, depth_);
-    const double bytes_flow = flow(rows, k_, false), period = bytes_flow + moving().following;
-    const double first = moving().first + bytes_flow + completion();
-    const double last = first + double(ceil_div(rows_, rows) - 1) * period;
-    const Piece own = gemm(rows_, k_), decision{n_.decision, n_.decision, n_.decision};
+    const double bytes_flow = flow(rows, k_, false);
+    const double share = bytes_flow / (bytes_flow + moving().following);
+    const Piece own = gemm(rows_, k_).eased(share);
+    const Piece decision{n_.decision, n_.decision, n_.decision, 0.0, 0.0};
     const Piece local = own + disturbed(peers * ceil_div(rows_, rows));
+    // Beside communication there are pieces like those of the rank's own rows, one for each peer.
+    const double steps = double(ceil_div(rows_, rows));
+    const double alone = moving().first + bytes_flow + completion();
+    const double all = alone + (steps - 1.0) * (bytes_flow + moving().following);
+    const double first = held_up(alone, local, {}, 0.0);
+    const double last = std::max(first, held_up(all, local, own, double(peers)));
+    const double period = steps > 1.0 ? (last - first) / (steps - 1.0) : bytes_flow;
     const double begin = end_of(0.0, last, local) - n_.gap;
     if (begin >= last)
       return begin + around([&](int64_t n) { return gemm(n, k_) + decision; }).alone;
@@ -293,31 +170,32 @@ class Terms {
     // Pieces are of all sizes around their mean, so that tiles fit some and not others.
     const int64_t mean = ceil_div(peers * rows_, total);
     const Piece some = gemm(ceil_div(mean, 2), k_) + gemm(mean + mean / 2, k_);
-    const Piece each = (some + gemm(mean, k_) * 2.0) * 0.25 + decision;
+    const Piece each = ((some + gemm(mean, k_) * 2.0) * 0.25).eased(share) + decision;
     const double tail = double(looked_at) * (gemm(rows, k_) + decision).alone;
-    return std::max(end_of(start, last, each * double(total)), last + tail);
+    return std::max({end_of(start, last, each * double(total)), last + tail,
+                     launched(double(total + 1), each.alone)});
   }
 
   // The gathered rows are the K of the product: every piece adds to all of it.
   double contract(const Candidate& c) {
     const int64_t rows = ceil_div(rows_, depth_), steps = ceil_div(rows_, rows);
-    const Piece local = gemm(k_, rows_), piece = gemm(k_, rows, true);
+    const Piece local = gemm(k_, rows_), piece = gemm(k_, rows, 1.0);
     if (c.engine == kDirect) {
-      const double over_link = piece.fixed + double(rows * k_) * n_.element / n_.one_peer;
-      const double each = std::max(piece.alone, over_link) + n_.reach;
+      const double each = in_place(piece, double(rows * k_) * n_.element, n_.one_peer);
       return local.alone - n_.gap + double(steps * (world_ - 1)) * each;
     }
     if (c.serial)
       return moving().first + flow(rows_, k_, true) + completion() + gemm(k_, m_).alone - n_.gap;
     if (c.one_peer) {
       const double bytes = double(rows_) * double(k_) * n_.element;
-      const double period = moving().first + bytes / moving().rate_alone + completion();
-      return pipeline(local, piece, world_ - 1, period, period);
+      const double flowing = bytes / moving().rate_alone;
+      const double period = moving().first + flowing + completion();
+      return pipeline(local, piece, world_ - 1, period, period, flowing);
     }
     const double bytes_flow = flow(rows, k_, false);
     const double first = moving().first + bytes_flow + completion();
     return pipeline(local, piece * double(world_ - 1) + disturbed(world_ - 1), steps, first,
-                    bytes_flow + moving().following);
+                    bytes_flow + moving().following, bytes_flow);
   }
 
   // What an owner does with so many of its rows once all of them are there: add, or nothing.
@@ -362,7 +240,7 @@ class Terms {
     }
     Piece sum = adding(rows, columns);
     if (c.fusion == kAdaptive) {
-      const Piece decision{n_.decision, n_.decision, n_.decision};
+      const Piece decision{n_.decision, n_.decision, n_.decision, 0.0, 0.0};
       step = step + decision * double(peers);
       if (form_ == kSumEverywhere) local = (gemm(wide, rows, k_) + decision) * double(steps);
       if (form_ != kSend) sum = sum + decision;
@@ -374,14 +252,21 @@ class Terms {
     const double start = moving().first, end = completion();
     const double period =
         bytes_flow + (c.one_peer ? moving().first + end : moving().following);
+    const double share = std::min(1.0, bytes_flow / period);
+    step = step.eased(share);
+    local = local.eased(share);
     const Piece making = step * double(arrivals);
-    const double links = step.alone - n_.gap + start + bytes_flow + end +
-                         double(arrivals - 1) * period;
+    // Chunks leave beside the steps after the first, and beside the rank's own rows.
+    const double moved = start + bytes_flow + end + double(arrivals - 1) * period;
+    const double links = step.alone - n_.gap +
+                         std::min(held_up(moved, {}, step, 1e9),
+                                  moved + double(arrivals - 1) * step.lost + local.lost);
     const double tail = end_of(-n_.gap, links, making) + start + bytes_flow + end;
     const double arrived = std::max(links, tail);
     const double computed =
         end_of(-n_.gap, arrived, making + local + sum * double(c.one_peer ? 1 : steps));
-    double seconds = std::max(computed, arrived + sum.alone);
+    const double kernels = making.launches + local.launches + sum.launches * double(steps);
+    double seconds = std::max({computed, arrived + sum.alone, launched(kernels, 0.0)});
     if (form_ == kSumEverywhere) {  // sums go back over the links, each as soon as it is there
       const double passed =
           std::max(seconds + start + bytes_flow + end, links + double(arrivals) * period);
@@ -409,9 +294,7 @@ class Terms {
   double send_direct(const Candidate& c) {
     const int64_t rows = ceil_div(rows_, depth_), steps = ceil_div(rows_, rows), n = columns_[0];
     const double bytes = double(rows) * double(n) * n_.element;
-    const Piece piece = gemm(rows, k_);
-    const double over_link = piece.fixed + bytes / n_.one_peer;
-    const double each = std::max(piece.alone, over_link) + n_.reach;
+    const double each = in_place(gemm(rows, k_), bytes, n_.one_peer);
     const bool cut = c.fusion == kAdaptive && form_ == kSumEverywhere;
     const Piece local = cut ? gemm(rows, k_) * double(steps) : gemm(rows_, k_);
     double seconds = double(steps * (world_ - 1)) * each + local.alone - n_.gap;
@@ -420,33 +303,14 @@ class Terms {
     else
       seconds += double(steps) * adding(rows, n).alone;
     if (form_ == kSumEverywhere) {
-      const Piece fetched = moving_rows(2.0 * bytes);
-      const double one = std::max(fetched.alone, fetched.fixed + bytes / n_.one_peer) + n_.reach;
+      const double one = in_place(moving_rows(2.0 * bytes), bytes, n_.one_peer);
       seconds += double(steps * (world_ - 1)) * one + moving_rows(2.0 * own_bytes()).alone;
     }
     return seconds;
   }
 
-  // A piece over the rows above the rank's own, and one over those below; of the slowest rank.
-  template <typename Make>
-  Piece around(Make make) {
-    Piece slowest = make((world_ - 1) * rows_);
-    for (int64_t above = 1; above <= (world_ - 1) / 2; ++above) {
-      const Piece both = make(above * rows_) + make((world_ - 1 - above) * rows_);
-      if (both.alone > slowest.alone) slowest = both;
-    }
-    return slowest;
-  }
-
-  const Machine& n_;
-  int form_;
-  int64_t world_, m_, rows_, k_, width_ = 0;  // width_: columns of what travels
-  const std::vector<int64_t>& columns_;
-  double load_ = 0.0, late_ = 0.0;
   Cuts cuts_;
-  int engine_ = kDma;
   int64_t depth_ = 1;
-  std::vector<std::pair<std::array<int64_t, 3>, Cost>> costs_;
 };
 
 }  // namespace
@@ -466,9 +330,10 @@ NB_MODULE(_rule, m) {
            "peak"_a, "half"_a, "bytes"_a, "kernel_and_units"_a, "axes"_a, "points"_a);
   nb::class_<Moving>(m, "Moving")
       .def(nb::init<double, double, double, double, double, double, double, double, double,
-                    double, double>(),
+                    double, double, double, double>(),
            "first"_a, "following"_a, "completion"_a, "rate"_a, "rate_alone"_a, "rate_own"_a,
-           "row"_a, "bandwidth"_a, "slowdown"_a, "late"_a = 0.0, "each"_a = 0.0);
+           "row"_a, "bandwidth"_a, "drawn"_a, "share"_a, "slowdown"_a = 1.0, "late"_a = 0.0,
+           "each"_a = 0.0);
   nb::class_<Candidate>(m, "Candidate")
       .def(nb::init<int, int, bool, bool, bool, bool, int64_t>(), "engine"_a, "fusion"_a,
            "serial"_a, "one_peer"_a, "columns"_a, "uniform"_a, "depth"_a);
@@ -477,15 +342,17 @@ NB_MODULE(_rule, m) {
           "__init__",
           [](Machine* self, std::shared_ptr<Gemms> gemms, const Moving& dma, const Moving& cores,
              double rate, double kernel, double gap, double latency, double bandwidth,
-             double decision, double decision_in_place, double reach, double one_peer, double from_same, double element,
-             double result, double sum_bytes, int64_t left) {
+             double decision, double decision_in_place, double host, double reach, double one_peer,
+             double from_same, double in_place, double full, double element, double result,
+             double sum_bytes, int64_t left) {
             new (self) Machine{std::move(gemms), {dma, cores}, rate, kernel, gap, latency,
-                               bandwidth, decision, decision_in_place, reach, one_peer, from_same, element, result,
-                               sum_bytes, left};
+                               bandwidth, decision, decision_in_place, host, reach, one_peer,
+                               from_same, in_place, full, element, result, sum_bytes, left};
           },
           nb::kw_only(), "gemms"_a, "dma"_a, "cores"_a, "rate"_a, "kernel"_a, "gap"_a,
-          "latency"_a, "bandwidth"_a, "decision"_a, "decision_in_place"_a, "reach"_a, "one_peer"_a, "from_same"_a,
-          "element"_a, "result"_a, "sum_bytes"_a, "left"_a)
+          "latency"_a, "bandwidth"_a, "decision"_a, "decision_in_place"_a, "host"_a, "reach"_a,
+          "one_peer"_a, "from_same"_a, "in_place"_a, "full"_a, "element"_a, "result"_a,
+          "sum_bytes"_a, "left"_a)
       .def(
           "seconds",
           [](const Machine& machine, const std::vector<const Candidate*>& candidates, int form,

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from weft.cli import main
+from weft.cli.console import console
 
 
 @dataclass(frozen=True)
@@ -58,3 +59,9 @@ def refused(weft: Callable[..., Done], tmp_path: Path) -> Callable[..., str]:
         return line.removeprefix("weft: ")
 
     return run
+
+
+@pytest.fixture
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal of 80 columns."""
+    monkeypatch.setattr(console, "width", 80)

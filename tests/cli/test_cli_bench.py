@@ -37,7 +37,14 @@ def test_documents_are_written_below_the_folder(weft, result, tmp_path: Path) ->
 
 
 PAGE = """
+from __future__ import annotations
+
 import json
+from dataclasses import dataclass
+
+@dataclass(frozen=True)
+class Figure:
+    text: str
 
 def documents(folder, names):
     stored = [json.loads(p.read_text()) for p in sorted((folder / "benchmarks").glob("*.json"))]

@@ -13,6 +13,7 @@ from weft.cli.explore import explore
 from weft.machine import load
 
 Refused = Callable[..., str]
+SOME = "serial@dma,hetero-fused-1d@dma,hetero-unfused-1d@dma"
 SHAPE = ("--m", "4096", "--n", "4096", "--k", "2048")
 
 
@@ -44,6 +45,28 @@ def test_the_whole_ficco_table_in_seconds(weft) -> None:
             assert set(schedule) == {"name", "ms", "speedup", "percent_of_ideal", "losses"}
             assert schedule["losses"]["exposed_communication_ms"] >= 0
     assert took < 20
+
+
+def test_without_contention_and_captured(weft, refused: Refused) -> None:
+    shape = ("explore", "--m", "16384", "--n", "28672", "--k", "8192", "--schedule", SOME)
+    plain, calm, graph = (
+        json.loads(weft(*shape, *more, "--json").stdout)
+        for more in ((), ("--no-contention",), ("--captured",))
+    )
+    assert (plain["upper_bound"], calm["upper_bound"], graph["captured"]) == (False, True, True)
+
+    def times(found) -> dict[str, float]:
+        return {s["name"]: s["ms"] for s in found["scenarios"][0]["schedules"]}
+
+    for name, ms in times(plain).items():
+        if "serial" not in name:
+            assert times(calm)[name] < 0.97 * ms
+        assert times(graph)[name] <= ms
+    assert times(graph)["hetero-unfused-1d@dma"] < times(plain)["hetero-unfused-1d@dma"] - 0.05
+    done = weft(*shape, "--no-contention")
+    assert "without contention (upper bound)" in " ".join(done.stdout.split())
+    assert "The rule behind" in done.stdout
+    assert "on several nodes" in refused("explore", *SHAPE, "--nodes", "2", "--captured")
 
 
 def test_many_scenarios_fit_a_terminal(weft, tmp_path: Path) -> None:

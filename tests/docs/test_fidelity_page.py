@@ -9,16 +9,20 @@ from xml.etree import ElementTree
 
 import pytest
 
-from generate import cluster_section, host_section
+from generate import cluster_section, contention_section, host_section
 from generate.fidelity import documents
 from generate.svg import Axis, Series, bars, chart
 from weft.benchmarks.fidelity import Findings
 from weft.machine import load
 from weft.simulate.cost.fidelity import Fidelity
+from weft.study.contention_fit import attempts
 from weft.study.exploration import explore
 from weft.study.ficco import FiccoEvaluation
 from weft.study.prediction import keep_results
 from weft.study.scenarios import ficco
+
+PAIRS = ((0.0, 1.45), (0.3, 1.45))
+"""Two numbers of contention with what was published between them."""
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +40,7 @@ def written(fidelity: Fidelity, evaluation: FiccoEvaluation) -> dict[str, str]:
     with pytest.MonkeyPatch.context() as patch:  # the sections that take long
         patch.setattr(host_section, "section", lambda: "## Here\n\nmeasured\n")
         patch.setattr(cluster_section, "section", lambda: "## Clusters\n")
+        patch.setattr(contention_section, "attempts", lambda machine: attempts(machine, PAIRS))
         return documents(Findings(fidelity, evaluation, promises))
 
 
@@ -45,7 +50,7 @@ def test_every_part_is_filled_in(written: dict[str, str]) -> None:
     assert "| a | 0.051 | <= 0.1 | yes |" in text
     assert "| b | 1.8 | <= 1.75 | **no** |" in text
     assert "## Here\n\nmeasured\n" in text
-    for heading in ("GEMM", "FiCCO's story", "What the model leaves out"):
+    for heading in ("GEMM", "FiCCO's story", "Contention: one model", "What the model leaves out"):
         assert f"## {heading}\n" in text
 
 

@@ -35,11 +35,13 @@ CPU = Path(__file__).with_name("two_threads.toml")
 
 
 def test_the_shipped_machines_load() -> None:
-    assert names() == ["b200", "h100", "mi300x", "mi355x"]
+    assert names() == [
+        *("b200", "gb200", "h100", "h200", "mi300x", "mi325x", "mi355x", "rtxpro6000")
+    ]
     for name in names():
         machine = load(name)
         assert machine.name == name
-        assert machine.links.world == 8
+        assert machine.links.world == (72 if name == "gb200" else 8)
         assert machine.compute.rate["bfloat16"] < machine.compute.peak["bfloat16"]
 
 
@@ -118,6 +120,7 @@ def test_unknown_names(name: str, says: str) -> None:
         ("compute.tiling.tiles", {}, "must be a list of tables"),
         ("compute.saturation", {"m": 1, "n": 1, "k": 1}, "either compute.tiling or"),
         ("cores.protocols", [], "must hold at least one protocol"),
+        ("cores.interference", 0.1, "unknown key cores.interference"),
         ("memory", 3, "memory must be a table"),
         ("memory.bandwidth", 6e12, "memory.bandwidth is above memory.peak_bandwidth"),
         ("title", 3, "title must be text"),

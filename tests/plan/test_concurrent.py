@@ -104,9 +104,20 @@ def test_a_piece_in_the_wrong_place_is_found(collective) -> None:
 
 
 def test_bad_sizes_and_schedules_are_refused() -> None:
-    with pytest.raises(Unsupported, match="cannot run beside"):
-        Concurrent(1, 1, 1, "all_reduce", (1, 1))  # type: ignore[arg-type]
+    with pytest.raises(Unsupported, match="there is no collective"):
+        Concurrent(1, 1, 1, "broadcast", (1, 1))  # type: ignore[arg-type]
     with pytest.raises(Unsupported, match="zero or more"):
         Concurrent(1, 1, 1, "all_gather", (1, -1))
     with pytest.raises(Unsupported, match="planned by a strategy"):
         Concurrent(1, 1, 1, "all_gather", (1, 1)).lower(Schedule.parse("serial"))
+
+
+@pytest.mark.parametrize(("kind", "sent"), [("reduce_scatter", 3 * 256), ("all_reduce", 6 * 256)])
+def test_collectives_that_add_send_as_many_bytes_as_they_do(kind: str, sent: int) -> None:
+    moved = 2048 if kind == "all_reduce" else None
+    operation = Concurrent.of((8, 8, 8), kind, 1024, 4, "float32", moved)  # type: ignore[arg-type]
+    assert operation.total_bytes == 1024
+    assert sum(operation.num_bytes(0, peer) for peer in range(4)) == sent
+    verify(operation.lower(Strategy.of("prioritized")))
+    with pytest.raises(Unsupported, match="copy engines cannot add"):
+        operation.lower(Strategy.of("dma"))

@@ -82,6 +82,26 @@ def test_choices_of_a_few_unseen_scenarios_are_near_the_best(name):
         assert seconds[chosen] <= serial * 1.01, (number, chosen)
 
 
+def test_the_rule_knows_contention_and_captured_graphs():
+    """What the rule says of fixed schedules is what is simulated, with and without either."""
+    machine = load("mi300x")
+    operation = AllGatherMatmul.of(16384, 3584, 8192, 8, "bfloat16")
+    for there in (machine, machine.without_contention(), machine.captured()):
+        told = estimates(there, operation)
+        for name in ("uniform-fused-1d@dma", "hetero-unfused-1d@dma", "hetero-fused-1d@cores"):
+            schedule = Schedule.parse(name)
+            seconds = run(operation.lower(schedule), there).seconds
+            assert told[schedule] == pytest.approx(seconds, rel=0.02), (there.title, name)
+    small = AllGatherMatmul.of(1024, 64, 1024, 8, "bfloat16")
+    unfused = Schedule.parse("hetero-unfused-1d@dma")
+    graph = machine.captured()
+    gaps = 56 * (machine.launch.gap - graph.launch.gap)
+    assert estimates(machine, small)[unfused] > estimates(graph, small)[unfused] + 0.95 * gaps
+    slow = replace(machine, launch=replace(machine.launch, host=1e-4))
+    assert estimates(slow, small)[unfused] > 56e-4  # the host cannot launch any faster
+    assert run(small.lower(unfused), slow).seconds > 56e-4
+
+
 def test_slow_links_and_large_gemms_are_overlapped_and_tiny_ones_are_not():
     machine = load("mi300x")
     large = AllGatherMatmul.of(65536, 4096, 8192, 8, "bfloat16")

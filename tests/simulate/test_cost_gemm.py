@@ -13,6 +13,7 @@ from hypothesis import strategies as some
 from weft.errors import Unsupported
 from weft.machine import load, measurements, names
 from weft.simulate.cost import GemmCost, gemm
+from weft.simulate.cost.gemm import TIE
 
 CPU = Path(__file__).parents[1] / "machine" / "two_threads.toml"
 sizes = some.integers(1, 20_000)
@@ -131,7 +132,8 @@ def test_fewer_units_never_compute_quicker(name: str, m: int, n: int, k: int, go
 
 
 def test_cutting_a_gemm_into_pieces_costs() -> None:
-    """Decomposition loss: pieces along M or K take longer in sum than the whole."""
+    """Decomposition loss: pieces along M or K take longer in sum than the whole, but for what a
+    library gives away that takes the larger of two tiles."""
     machine = load("mi300x")
     for m, n, k in [(16384, 2048, 131072), (131072, 2048, 16384), (147456, 3584, 4096)]:
         whole = gemm(machine, m, n, k).seconds
@@ -139,7 +141,7 @@ def test_cutting_a_gemm_into_pieces_costs() -> None:
             rows = pieces * gemm(machine, m // pieces, n, k, part_of=whole).seconds
             depth = pieces * gemm(machine, m, n, k // pieces, part_of=whole).seconds
             assert whole * 0.99 < rows < whole * 2.5
-            assert whole < depth
+            assert whole * (1.0 - TIE) < depth
 
 
 def test_a_piece_of_long_work_runs_at_the_settled_clock() -> None:

@@ -45,6 +45,7 @@ def machine(topology: str = "mesh", world: int = 4, **changes: Any) -> Machine:
             "bandwidth": SECOND,
             "total_bandwidth": SECOND if topology == "switch" else 3 * SECOND,
             "latency": 0.0,
+            "interference": 0.0,
         },
         "engines": {
             **dict.fromkeys(("packet", "next_packet", "row", "release", "completion"), 0.0),
@@ -53,12 +54,11 @@ def machine(topology: str = "mesh", world: int = 4, **changes: Any) -> Machine:
             "local_bandwidth": SECOND,
             "memory_bytes_per_byte": 1.0,
         },
-        "launch": dict.fromkeys(("kernel", "gap", "signal", "poll", "decision"), 0.0),
+        "launch": dict.fromkeys(("host", "kernel", "gap", "signal", "poll", "decision"), 0.0),
         "cores": {
             "all_gather_units": 40,
             "all_to_all_units": 40,
             "copy_units": 20,
-            "interference": 0.0,
             "memory_bytes_per_byte": 1.0,
         },
     }
@@ -163,10 +163,11 @@ def gemm_and_copy(m: int, n: int, k: int, size: int, schedule: str = "serial@dma
 
 
 def test_a_gemm_and_a_copy_share_memory() -> None:
-    # 1 x 1 x 9e9: 36 GB of operands and nearly no arithmetic: 3.6 s alone at 10 GB/s. The copy
-    # takes 1 GB/s of that for 3 s, in which the GEMM moves 27 GB; 9 GB are left, at full speed.
+    # 1 x 1 x 9e9: 36 GB of operands and nearly no arithmetic: 3.6 s alone at 10 GB/s. Beside the
+    # copy, 11 GB/s are asked for, and both are slowed alike: the copy takes 3.3 s, in which the
+    # GEMM moves 30 GB; 6 GB are left, at full speed.
     plan = gemm_and_copy(1, 1, 9_000_000_000, 3_000_000_000)
-    assert ends(simulate(plan, machine())) == {"copy": 3.0, "gemm": 3.9}
+    assert ends(simulate(plan, machine())) == {"copy": 3.3, "gemm": 3.9}
 
 
 def test_dma_leaves_a_compute_bound_gemm_alone() -> None:
@@ -178,9 +179,60 @@ def test_cores_take_compute_units_while_they_copy() -> None:
     # 0.5 s with 80 of 100 units do 0.4 of the work; 0.6 s are left.
     plan = gemm_and_copy(10_000, 10_000, 5_000, 500_000_000, "serial@cores")
     assert ends(simulate(plan, machine())) == {"copy": 0.5, "gemm": 1.1}
-    # With interference the same half second does 0.32 of the work.
-    disturbed = machine(cores__interference=0.25)
-    assert ends(simulate(plan, disturbed)) == {"copy": 0.5, "gemm": 1.18}
+    # With interference the copy takes 0.625 s. It fills its link one way only, which is half of
+    # what links carry, so the GEMM is slowed by half as much: 0.444 of the work are done meanwhile.
+    disturbed = machine(links__interference=0.25)
+    assert ends(simulate(plan, disturbed)) == {"copy": 0.625, "gemm": 0.625 + 5 / 9}
+
+
+def test_cores_hold_their_units_from_the_launch_on() -> None:
+    # A second of latency and half a second of bytes, all with 80 of 100 units: 1.2 of the work of
+    # 1 s would be done, so the GEMM ends before the copy, 1.25 s after it began.
+    plan = gemm_and_copy(10_000, 10_000, 5_000, 500_000_000, "serial@cores")
+    assert ends(simulate(plan, machine(links__latency=1.0))) == {"copy": 1.5, "gemm": 1.25}
+
+
+def test_kernels_and_bytes_slow_each_other_whoever_moves_the_bytes() -> None:
+    disturbed = machine(links__interference=0.25)
+    by_engines = gemm_and_copy(10_000, 10_000, 5_000, 500_000_000)
+    # 0.625 s of copying over a link that is full one way; the GEMM does 5 / 9 of its work.
+    assert ends(simulate(by_engines, disturbed)) == {"copy": 0.625, "gemm": 0.625 + 4 / 9}
+    operation = AllGatherMatmul.of(20_000, 10_000, 5_000, 2, "bfloat16")
+    in_place = operation.lower(Schedule.parse("shard-p2p@direct"))
+    spans = {span.task: span for span in simulate(in_place, disturbed).of(0).spans}
+    assert spans["local shard"].seconds == pytest.approx(1.0)
+    # Its 0.1 GB fill a tenth of the link while it runs: a tenth of the interference.
+    assert spans["x1[0:10000]"].seconds == pytest.approx(1.025)
+
+
+@pytest.mark.parametrize("topology", ["mesh", "switch"])
+def test_interference_acts_on_the_port_that_copies_share(topology) -> None:
+    """Behind a switch three copies share a port: less for each of them must be less for all."""
+    operation = AllGatherMatmul.of(40, 1, 1, 4, "bfloat16")
+    builder = Builder(operation, Schedule.parse("serial@dma"))
+    a = builder.add_buffer("a", 0, 10_000, 50_000, "input")
+    b = builder.add_buffer("b", 0, 50_000, 10_000, "input")
+    c = builder.add_buffer("c", 0, 10_000, 10_000, "output")
+    builder.matmul(0, a.all(), b.all(), c.all(), label="gemm")
+    for source in (1, 2, 3):
+        x = builder.add_buffer("x", source, 200_000_000, 1, "input")
+        g = builder.add_buffer(f"g{source}", 0, 200_000_000, 1, "workspace")
+        builder.copy(0, x.all(), g.all(), peer=source, label=f"copy {source}")
+    plan = builder.plan()
+    calm = ends(simulate(plan, machine(topology)))["copy 1"].expected
+    slowed = ends(simulate(plan, machine(topology, links__interference=0.5)))["copy 1"]
+    assert slowed == 1.5 * calm
+
+
+def test_the_host_launches_kernel_after_kernel_but_a_graph_at_once() -> None:
+    operation = AllGatherMatmul.of(40_000, 100, 5_000, 4, "bfloat16")
+    plan = operation.lower(Schedule.parse("hetero-unfused-1d@dma"))
+    kernels = sum(task.rank == 0 and task.kind == "matmul" for task in plan.tasks)
+    eager = machine(launch__host=1.0, launch__gap=0.25, launch__captured_gap=0.125)
+    graph = eager.captured()
+    assert (graph.launch.host, graph.launch.gap) == (0.0, 0.125)
+    assert simulate(plan, eager).seconds == pytest.approx(kernels - 1, abs=0.1)
+    assert simulate(plan, graph).seconds < 0.125 * kernels + 0.2
 
 
 def test_cores_take_no_more_units_than_saturate_the_links() -> None:

@@ -32,7 +32,9 @@ def test_one_launch_and_no_less_than_ideal(name, sizes):
     alone = run(operation.compute_only().lower(Schedule.parse("serial")), machine).seconds
     serial = min(seconds(operation, f"serial@{engine}", machine) for engine in ("dma", "cores"))
     assert 0.99 * alone <= simulation.seconds < serial
-    assert 0.10 <= 1 - simulation.seconds / serial <= 0.30  # what the paper reports
+    # The paper reports 20 % for lookups, up to 22 % and up to 20 % for the others, of other sizes.
+    saved = 1 - simulation.seconds / serial
+    assert min(0.10, 0.75 * (1 - alone / serial)) <= saved <= 0.30
 
 
 @pytest.mark.parametrize(("name", "sizes"), CASES)

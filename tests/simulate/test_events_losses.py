@@ -49,10 +49,14 @@ def test_each_loss_has_its_cause() -> None:
 
 
 def test_remote_operands_over_a_slow_link_are_exposed_communication() -> None:
-    node = load("mi300x")
+    disturbed = load("mi300x")
+    node = disturbed.without_contention()
     compute = run(LARGE.compute_only().lower(Schedule.parse("serial")), node)
     lost = losses(run(LARGE.lower(Schedule.parse("shard-p2p@direct")), node), compute, 0.0)
     assert lost.exposed_communication > 0.8 * lost.total
+    more = losses(run(LARGE.lower(Schedule.parse("shard-p2p@direct")), disturbed), compute, 0.0)
+    assert more.exposed_communication == pytest.approx(lost.exposed_communication)
+    assert more.contention > 0.2 * lost.exposed_communication  # its links are slowed by 0.21
     fast = replace(node, links=replace(node.links, bandwidth=1e12, total_bandwidth=7e12))
     lost = losses(run(LARGE.lower(Schedule.parse("shard-p2p@direct")), fast), compute, 0.0)
     assert lost.exposed_communication == pytest.approx(0.0, abs=1e-6)

@@ -45,16 +45,13 @@ def test_kinds_are_by_fifteen_percent() -> None:
 
 
 def test_the_ladder_is_near_the_published_one(found: Study) -> None:
-    """All but `concurrent`, which comes out lower than measured: docs/fidelity.md says why."""
     means = {mean.name: mean.percent_of_ideal for mean in found.means()}
     assert list(means) == [name for name in NAMES if name != "serial"]
     for name, known in found.published.items():
-        away = abs(means[name] - known)
-        assert away <= (10.0 if name == "concurrent" else bench.NEAR), name
+        assert abs(means[name] - known) <= bench.NEAR, name
     assert means["concurrent"] < means["partitioned"] < means["dma"] < means["dma+trimmed"]
-    assert max(mean.most for mean in found.means() if mean.name == "dma") == pytest.approx(
-        1.67, abs=0.05
-    )
+    assert found.mean("dma+trimmed").most == pytest.approx(1.67, abs=0.06)
+    assert found.mean("concurrent").speedup == pytest.approx(1.13, abs=0.02)
 
 
 def test_units_are_worth_what_was_measured(found: Study) -> None:
@@ -72,8 +69,7 @@ def test_rules_are_near_the_best_of_their_sweeps(found: Study) -> None:
         "units to trim",
         "which strategy",
     ]
-    assert max(worst.values()) < 0.06
-    assert worst["what to launch first"] == 0.0
+    assert max(worst.values()) < 0.02
 
 
 def test_engines_pay_where_the_message_is_large() -> None:
@@ -88,7 +84,7 @@ def test_engines_pay_where_the_message_is_large() -> None:
 
 def test_slowdowns_are_apart(found: Study) -> None:
     concurrent, dma = found.mean("concurrent"), found.mean("dma")
-    assert concurrent.gemm_slowdown < 1.1 < 1.5 < concurrent.collective_slowdown
+    assert concurrent.gemm_slowdown < 1.2 < 1.5 < concurrent.collective_slowdown
     assert dma.gemm_slowdown < found.mean("prioritized").gemm_slowdown
 
 

@@ -143,7 +143,7 @@ def test_a_rank_that_dies_in_its_kernel_is_named(fresh_ranks):
 def alone():
     """On plain pointers nobody says that rank 1 will not come; the deadline does."""
     from weft.triton import Pointers
-    from weft.triton.checks import Case, gemv_all_reduce
+    from weft.triton.checks import KernelCase, gemv_all_reduce
 
     memory = torch.zeros(2**17, dtype=torch.uint8)
     start = -memory.data_ptr() % 256
@@ -152,7 +152,7 @@ def alone():
     bases = [memory.data_ptr(), other.data_ptr() + -other.data_ptr() % 256]
     space = Pointers(memory, bases, 0, lambda said: [said, said], deadline=0.3)
     with pytest.raises(weft.Timeout) as caught:
-        gemv_all_reduce(space, Case(torch.float32, calls=1))
+        gemv_all_reduce(space, KernelCase(torch.float32, calls=1))
     return str(caught.value)
 
 

@@ -15,10 +15,10 @@ KERNELS = ("embedding_all_to_all", "gemv_all_reduce", "gemm_all_to_all", "all_ga
 
 def check(name, dtype, options, **case):
     from weft.triton import Host, Tiles
-    from weft.triton.checks import CHECKS, Case
+    from weft.triton.checks import CHECKS, KernelCase
 
     case = {"tiles": Tiles(16, 16, 32), "calls": 1, "grid": 3, **case}
-    return CHECKS[name](Host(), Case(dtype, **case), **options)
+    return CHECKS[name](Host(), KernelCase(dtype, **case), **options)
 
 
 def check_all(cases):
@@ -108,7 +108,7 @@ def restore(patched):
 def check_late(late, seed):
     """Three kernels on plain pointers: nothing but their own flags keeps the ranks together."""
     from weft.triton import Host, Pointers, Tiles
-    from weft.triton.checks import CHECKS, Case
+    from weft.triton.checks import CHECKS, KernelCase
 
     region, _ = Host().allocate("test", 2**20, (), ())
 
@@ -118,7 +118,7 @@ def check_late(late, seed):
         return heard
 
     space = Pointers(region.memory, region.bases.tolist(), dist.get_rank(), exchange, 20.0)
-    case = Case(torch.float32, calls=5, seed=seed, tiles=Tiles(16, 32, 32), grid=3)
+    case = KernelCase(torch.float32, calls=5, seed=seed, tiles=Tiles(16, 32, 32), grid=3)
     patched = slow(late, seed)
     try:
         return [CHECKS[name](space, case) for name in KERNELS[:3]]
@@ -133,11 +133,11 @@ def test_a_late_rank_changes_nothing(ranks, world, late):
 
 def check_late_engines(late):
     from weft.triton import Host, Tiles
-    from weft.triton.checks import Case, all_gather_gemm
+    from weft.triton.checks import KernelCase, all_gather_gemm
 
     patched = slow(late, 5)
     try:
-        return all_gather_gemm(Host(), Case(torch.float32, calls=4, tiles=Tiles(16, 16, 16)))
+        return all_gather_gemm(Host(), KernelCase(torch.float32, calls=4, tiles=Tiles(16, 16, 16)))
     finally:
         restore(patched)
 

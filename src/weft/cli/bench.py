@@ -123,6 +123,7 @@ def _generator(name: str, folder: Path) -> ModuleType | None:
         return None
     sys.path.insert(0, str(folder.resolve()))  # generators import each other
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look up the module of their class
     spec.loader.exec_module(module)
     return module
 

@@ -170,12 +170,12 @@ def _on_gpu(report: Report, name: str) -> bool:
     import torch.distributed as dist
 
     from weft.triton import symmetric_memory
-    from weft.triton.checks import CHECKS, Case
+    from weft.triton.checks import CHECKS, KernelCase
     from weft.triton.launch import DTYPES
 
     torch.cuda.set_device(dist.get_rank())
     space = symmetric_memory(64 * 2**20)
-    return all(CHECKS[name](space, Case(dtype)) for dtype in DTYPES)
+    return all(CHECKS[name](space, KernelCase(dtype)) for dtype in DTYPES)
 
 
 def _works(function: object) -> bool:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from weft.cli.asked import machines_of
 from weft.cli.console import Json, console, print_json, progress
 from weft.cli.explore_cluster import explore_collective, explore_shape, explore_workload
+from weft.cli.explore_layers import explore_layers, read_model
+from weft.cli.explore_machines import show_both, to_json
 from weft.cli.explore_ways import SIZES, explore_ways, node_of
 from weft.dtype import MULTIPLIED
 from weft.errors import Unsupported, nearest
-from weft.machine import load, names
+from weft.machine import Machine, names
 from weft.models.workloads import WORKLOADS
 from weft.operation import find
 from weft.plan.collective import UNROOTED
@@ -24,6 +27,7 @@ from weft.report.files import check_target
 from weft.report.perfetto import write_trace
 from weft.report.terminal import table
 from weft.schedule import Schedule
+from weft.select.heuristic import choose
 from weft.simulate.cluster import ALGORITHMS
 from weft.study.exploration import Exploration, Scenario
 from weft.study.exploration import explore as simulate
@@ -39,9 +43,13 @@ _MANY = (
     *("of\nideal", "shard-\np2p", "adap-\ntive"),
 )
 _ONE = (
-    *("schedule", "ms", "gain", "% of\nideal"),
-    *("ex-\nposed", "decom-\npos.", "conten-\ntion", "launch", "hidden"),
+    *("schedule", "ms", "gain"),
+    *("ex-\nposed", "decom-\npos.", "conten-\ntion", "launch", "% of\nideal", "hidden"),
 )
+_ROOMY = 96
+"""Columns of a terminal that has room for all of a table; a narrower one shows less."""
+_FEW = (0, 3, 4, 5, 6)
+"""Columns of `_MANY` that a narrower terminal has room for."""
 
 
 def register(app: typer.Typer) -> None:
@@ -53,7 +61,7 @@ def explore(
         str,
         typer.Option(
             help=f"One of {', '.join(names())}, cpu (this host, once calibrated), or the path of a "
-            "TOML file."
+            "TOML file; several, separated by commas, are laid side by side."
         ),
     ] = "mi300x",
     op: Annotated[str, typer.Option(help="The operation.")] = "all_gather_matmul",
@@ -73,7 +81,39 @@ def explore(
             help="A CSV file with the columns m, n, k, and if wanted id, dtype, result, note."
         ),
     ] = None,
-    world: Annotated[int, typer.Option(help="Number of ranks.")] = 8,
+    layers: Annotated[
+        Path | None,
+        typer.Option(
+            help="A whole model: a TOML file with its layers, or a Hugging Face config.json."
+        ),
+    ] = None,
+    batch: Annotated[
+        int | None, typer.Option(help="config.json: sequences in a step. [default: 1]")
+    ] = None,
+    sequence: Annotated[
+        int | None, typer.Option(help="config.json: tokens of a sequence. [default: 8192]")
+    ] = None,
+    context: Annotated[
+        int | None,
+        typer.Option(
+            help="config.json: tokens attended to, those before the sequence included (decoding: "
+            "--sequence 1 --context 8192). [default: the sequence]"
+        ),
+    ] = None,
+    parallelism: Annotated[
+        str | None,
+        typer.Option(
+            help="config.json: sequence (tensor parallel, tokens gathered and scattered), tensor "
+            "(all-reduce) or expert (only experts are shared). [default: sequence]"
+        ),
+    ] = None,
+    step: Annotated[
+        str | None,
+        typer.Option(help="config.json: forward, or train (with backward). [default: forward]"),
+    ] = None,
+    world: Annotated[
+        int | None, typer.Option(help="Number of ranks. [default: 8, or what the layers say]")
+    ] = None,
     dtype: Annotated[
         str | None,
         typer.Option(help=f"One of {', '.join(MULTIPLIED)}. [default: bfloat16]"),
@@ -84,6 +124,17 @@ def explore(
     schedule: Annotated[
         str, typer.Option(help="all, or names separated by commas, e.g. serial,adaptive@dma.")
     ] = "all",
+    contention: Annotated[
+        bool,
+        typer.Option(
+            "--contention/--no-contention",
+            help="Whether kernels and bytes slow each other; without, speedups are upper bounds.",
+        ),
+    ] = True,
+    captured: Annotated[
+        bool,
+        typer.Option("--captured", help="As if every plan were captured in a graph beforehand."),
+    ] = False,
     json: Json = False,
     html: Annotated[Path | None, typer.Option(help="Write a page to look into it.")] = None,
     trace: Annotated[
@@ -133,12 +184,29 @@ def explore(
     Sizes are those of the whole product over all ranks: A is M x K with M / world rows on each
     rank, B is K x N with N / world columns on each.
 
+    With --layers, a step of a whole model: the time of each layer, and what overlap saves.
+
     With --collective and no --nodes, every way to carry it out on one node is compared. With
     --nodes or --workload, the machine is a cluster: nodes and the network between them, and all of
     its devices are ranks.
     """
+    if layers is None:
+        given = {"batch": batch, "sequence": sequence, "context": context}
+        given |= {"parallelism": parallelism, "step": step}  # type: ignore[dict-item]
+        for name, value in given.items():
+            if value is not None:
+                raise Unsupported(f"--{name} is for a model; say which one with --layers")
+    else:
+        if any(g is not None for g in (m, n, k, scenarios, shapes, collective, workload, nodes)):
+            raise Unsupported("--layers says all sizes; leave out shapes, collectives and nodes")
+        if html is not None or trace is not None:
+            raise Unsupported("there is no page and no trace of a list of layers; use --json")
+        whole = read_model(layers, world, dtype, batch, sequence, context, parallelism, step)
+        on = [_as_asked(one, contention, captured) for one in machines_of(machine)]
+        explore_layers(on, whole, _schedules(schedule), json)
+        return
     if collective is not None or workload is not None:
-        if any(given is not None for given in (m, n, k, scenarios, shapes)) or (
+        if any(size is not None for size in (m, n, k, scenarios, shapes)) or (
             collective is not None and workload is not None
         ):
             raise Unsupported("ask about a shape, a --collective or a --workload, one at a time")
@@ -155,41 +223,73 @@ def explore(
                 machine, kind, size or "256MiB", algorithm, chunks, nodes, json, trace
             )
         return
-    described = load(machine) if nodes is None else None
+    if nodes is not None and (captured or not contention):
+        raise Unsupported("on several nodes, leave out --no-contention and --captured")
+    described = [] if nodes is not None else machines_of(machine)
+    described = [_as_asked(one, contention, captured) for one in described]
     asked = _shapes(m, n, k, scenarios, shapes, dtype, result)
     find(op)
-    wanted = None if schedule == "all" else [Schedule.parse(s) for s in schedule.split(",")]
-    if described is None:
+    wanted = _schedules(schedule)
+    if nodes is not None:
         if len(asked) > 1 or html is not None or trace is not None:
             raise Unsupported("on several nodes, ask about one shape, as a table or --json")
-        explore_shape(machine, op, asked[0], wanted, str(nodes), json)
+        explore_shape(machine, op, asked[0], wanted, nodes, json)
         return
+    if len(described) > 1 and (html is not None or trace is not None):
+        raise Unsupported("a page or a trace shows one machine; ask about each by itself")
     for path in (html, trace):
         if path is not None:
             check_target(path)
-    with progress(f"simulating {machine}", quiet=json) as report:
-        found = simulate(
-            described,
-            op,
-            asked,
-            world,
-            wanted,
-            progress=lambda done, of, label: report(done / of, label),
-        )
-        for scenario in found.scenarios:
-            _check_any(scenario)
-        if html is not None:
-            write_explore_page(html, found, report)
-        if trace is not None:
-            write_trace(trace, _timelines(found))
+    every: list[Exploration] = []
+    for one in described:
+        with progress(f"simulating {one.name}", quiet=json) as report:
+            found = simulate(
+                one,
+                op,
+                asked,
+                8 if world is None else world,
+                wanted,
+                progress=lambda done, of, label, report=report: report(done / of, label),  # type: ignore[misc]
+            )
+            for scenario in found.scenarios:
+                _check_any(scenario)
+            if html is not None:
+                write_explore_page(html, found, report)
+            if trace is not None:
+                write_trace(trace, _timelines(found))
+        every.append(found)
     if json:
-        print_json(found.to_json())
+        said = to_json(every) if len(every) > 1 else every[0].to_json()
+        print_json({"upper_bound": not contention, "captured": captured, **said})
         return
-    show(found)
+    if len(every) > 1:
+        show_both(every)
+    else:
+        show(every[0])
+        for scenario in every[0].scenarios if len(every[0].scenarios) == 1 else ():
+            console.print(_chosen(every[0], scenario))
     if html is not None:
         console.print(f"page: {html} (opens offline)")
     if trace is not None:
         console.print(f"trace: {trace} (open it at ui.perfetto.dev)")
+
+
+def _as_asked(machine: Machine, contention: bool, captured: bool) -> Machine:
+    if machine.host is not None and (captured or not contention):
+        raise Unsupported(
+            f"{machine.name} is a host: it has no graphs to capture, and no contention to leave out"
+        )
+    machine = machine if contention else machine.without_contention()
+    return machine.captured() if captured else machine
+
+
+def _chosen(found: Exploration, scenario: Scenario) -> str:
+    """What `schedule="auto"` would choose there, and what that would take."""
+    operation: Any = scenario.operation
+    choice = choose(found.machine, operation).schedule
+    known = next((o for o in scenario.outcomes if o.schedule == choice), None)
+    said = "" if known is None else f", {known.seconds * 1e3:.3f} ms ({known.speedup:.2f}x)"
+    return f'The rule behind schedule="auto" chooses {choice}{said}.'
 
 
 def show(found: Exploration) -> None:
@@ -200,7 +300,11 @@ def show(found: Exploration) -> None:
             "communication alone, one after the other, the longer of both; then speedups over "
             "serial, which is the faster of gathering with copy engines and with cores."
         )
-        console.print(table(_MANY, rows_of(found), caption=caption, width=console.width))
+        keep = range(len(_MANY)) if console.width >= _ROOMY else _FEW
+        rows = [[row[place] for place in keep] for row in rows_of(found)]
+        headers = [_MANY[place] for place in keep]
+        names = (headers.index("best schedule"),)
+        console.print(table(headers, rows, caption=caption, width=console.width, whole=names))
     else:
         _show_one(found.scenarios[0])
     console.print(summary_of(found))
@@ -218,20 +322,28 @@ def _show_one(scenario: Scenario) -> None:
             outcome.schedule.name,
             outcome.seconds * 1e3,
             f"{outcome.speedup:.2f}x",
-            round(outcome.percent_of_ideal),
             *(1e3 * float(getattr(outcome.losses, key)) for key, _, _ in LOSSES),
+            round(outcome.percent_of_ideal),
             outcome.losses.hidden * 1e3,
         ]
         for outcome in scenario.outcomes
     ]
+    keep = len(_ONE) if console.width >= _ROOMY else 3 + len(LOSSES)
+    rows = [row[:keep] for row in rows]
     caption = (
         "Losses are milliseconds over ideal: exposed communication, decomposition, contention, "
         "launch; hidden is what of them fell into time in which ideal waits too."
     )
     best = scenario.outcomes.index(scenario.best)
-    console.print(table(_ONE, rows, best=best, caption=caption, width=console.width))
+    width = console.width
+    console.print(table(_ONE[:keep], rows, best=best, caption=caption, width=width, whole=(0,)))
     for schedule, reason in scenario.refused:
         console.print(f"{schedule} is left out: {reason}")
+
+
+def _schedules(text: str) -> list[Schedule] | None:
+    """The schedules of `--schedule`; None is all of them."""
+    return None if text == "all" else [Schedule.parse(name) for name in text.split(",")]
 
 
 def _shapes(

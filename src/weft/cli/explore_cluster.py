@@ -3,11 +3,11 @@ nodes, and the scaling of training steps."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from weft.cli.asked import sizes_of
 from weft.cli.console import console, print_json, progress
 from weft.errors import Unsupported
 from weft.machine import Cluster, load_cluster
@@ -29,25 +29,6 @@ from weft.simulate.cluster import Answer, ask
 from weft.study.cluster_plans import explore_plans
 from weft.study.scaling import SCALINGS, Scaling, scale
 from weft.study.scenarios import Shape
-
-_UNITS = {
-    **{"": 1, "B": 1, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9},
-    **{"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30},
-}
-_SIZE = re.compile(r"([0-9]*\.?[0-9]+(?:e[0-9]+)?)\s*([a-zA-Z]*)")
-
-
-def sizes_of(text: str) -> list[float]:
-    """`256MiB`, `1e9`, or several separated by commas."""
-    found = []
-    for part in text.split(","):
-        match = _SIZE.fullmatch(part.strip())
-        if match is None or match[2] not in _UNITS:
-            raise Unsupported(f"{part.strip()!r} is not a size; write e.g. 256MiB, 1GB or 65536")
-        found.append(float(match[1]) * _UNITS[match[2]])
-        if not 0 <= found[-1] <= 1 << 60:
-            raise Unsupported(f"a size must be at most 2^60 bytes, not {part.strip()}")
-    return found
 
 
 def nodes_of(text: str | None, cluster: Cluster) -> list[int]:

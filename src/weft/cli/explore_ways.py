@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from weft.cli.asked import sizes_of
 from weft.cli.console import console, print_json, progress
-from weft.cli.explore_cluster import sizes_of
 from weft.errors import Unsupported
 from weft.machine import Cluster, load_cluster
 from weft.plan.collective import UNROOTED, find_kind

@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -78,10 +79,13 @@ def _entry(key: str, value: Any, source: str) -> list[str]:
 
 def _text(value: Any) -> str:
     if is_dataclass(value):
-        value = {item.name: getattr(value, item.name) for item in fields(value)}
+        written = {item.name: getattr(value, item.name) for item in fields(value)}
+        value = {key: one for key, one in written.items() if one not in (None, (), inf)}
     if isinstance(value, dict):
-        pairs = (f"{key} = {_text(one)}" for key, one in value.items() if one is not None)
+        pairs = (f"{key} = {_text(one)}" for key, one in value.items())
         return f"{{ {', '.join(pairs)} }}"
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_text, value))}]"
     if isinstance(value, str):
         escaped = value.replace("\\", "\\\\").replace('"', '\\"')
         return f'"{escaped}"'

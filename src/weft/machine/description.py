@@ -8,7 +8,7 @@ measured), so fields that only one kind has are optional.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Annotated, Literal, NamedTuple
 
@@ -21,6 +21,9 @@ DTYPES = {
     if dtype.rated is not None
 }
 """(bytes of an operand element, bytes of a result element) of what can be multiplied, by name."""
+
+
+Collective = Literal["all_gather", "reduce_scatter", "all_to_all", "all_reduce"]
 
 
 class Bounds(NamedTuple):
@@ -82,7 +85,7 @@ class Measured:
 class Compute:
     """Compute units and the rates of GEMMs. Either `tiling` or `saturation` is given."""
 
-    units: Count
+    units: Count  # compute units of a device: SMs, CUs
     clock: Positive  # boost clock in Hz
     loaded_clock: Positive  # clock under a long matrix load
     peak: dict[str, Positive]  # data sheet, dense
@@ -98,12 +101,12 @@ class Compute:
 class Memory:
     """Device memory and the last-level cache in front of it."""
 
-    capacity: Positive
+    capacity: Positive  # bytes
     peak_bandwidth: Positive  # data sheet
     bandwidth: Positive  # the bandwidth that streaming kernels reach on all units
     latency: float  # until the first bytes of a kernel arrive
     unit_bandwidth: Positive  # the bandwidth of one compute unit
-    cache_bytes: Positive
+    cache_bytes: Positive  # of the last-level cache, as far as GEMM operands have it
     cache_bandwidth: Positive  # all units together, from the caches into tiles
     crowding: float  # share of bandwidth gained when a few units are taken away
     crowding_units: Count  # the number of units to take away for the whole gain
@@ -113,13 +116,13 @@ class Memory:
 class Links:
     """Links between the devices of one node."""
 
-    topology: Literal["mesh", "switch", "ring"]
+    topology: Literal["mesh", "switch", "ring"]  # every pair, all through a switch, or neighbours
     world: Count  # devices in the node
     peak_bandwidth: Positive  # one link, one direction, data sheet
     bandwidth: Positive  # one link, one direction, as measured
     total_bandwidth: Positive  # out of a device over all its links, as measured
     latency: float  # one small remote write or read
-    interference: float = 0.0  # GEMM and full links slow each other by this share per memory byte
+    interference: float = 0.0  # kernels and full links slow each other by this share
 
     def to_one_peer(self) -> float:
         """The bandwidth from a device to one other: one link of a mesh, or all of a switch."""
@@ -137,7 +140,7 @@ class Links:
 class Engines:
     """Copy engines (SDMA, CE, or copy threads) and the costs of their commands."""
 
-    count: Count
+    count: Count  # engines of a device that copy to peers at the same time
     bandwidth: Positive  # one engine over a link
     local_bandwidth: Positive  # one engine inside the device's own memory
     command: float  # host: build a command and write the doorbell, per engine
@@ -164,6 +167,7 @@ class Launch:
     signal: float  # write a counter in a peer's memory
     poll: float  # see that a counter has changed
     decision: float  # adaptive: read counters and choose the next GEMM
+    captured_gap: float | None = None  # `gap` between kernels of a captured graph; None: as `gap`
 
 
 @dataclass(frozen=True)
@@ -171,16 +175,19 @@ class Protocol:
     """A protocol of core-driven collectives: low latency, or high bandwidth."""
 
     name: str
-    latency: Positive
+    latency: Positive  # from the call until bytes flow, and at the end
     peer_latency: float  # in addition, for every peer
     bandwidth: Positive  # out of a device, all links
+    collectives: tuple[Collective, ...] = ()  # which the library uses it for; none named: for all
+    most_bytes: Positive = inf  # of a rank; beyond, the library takes another, quicker or not
+    local_share: float | None = None  # where it is not `cores.local_share`
 
 
 @dataclass(frozen=True)
 class InSwitch:
     """An all-reduce whose sums the switch computes. Its time does not depend on the world."""
 
-    latency: Positive
+    latency: Positive  # from the call to the end, but for the bytes
     bandwidth: Positive  # bytes of the result per second
 
 
@@ -190,11 +197,10 @@ class Cores:
 
     protocols: tuple[Protocol, ...]
     all_gather_units: Count  # compute units that saturate the links
-    all_to_all_units: Count
+    all_to_all_units: Count  # the same for an all-to-all
     copy_units: Count  # compute units that saturate one link
     all_reduce_latency: Positive  # latency of the two phases of an all-reduce, against one phase
     local_share: float  # cost of copying a device's own part, relative to sending a part
-    interference: float  # slowdown of a concurrent GEMM beyond the units and bandwidth taken
     memory_bytes_per_byte: Positive  # memory traffic at each end for a byte moved
     in_switch: InSwitch | None = None
 
@@ -229,6 +235,27 @@ class Machine:
     launch: Launch
     cores: Cores
     host: Host | None = None
+
+    def without_contention(self) -> Machine:
+        """The machine if kernels and bytes did not slow each other beyond sharing compute units and
+        memory bandwidth: what it makes of a plan is an upper bound."""
+        title = f"{self.title}, without contention (upper bound)"
+        return replace(self, title=title, links=replace(self.links, interference=0.0))
+
+    def captured(self) -> Machine:
+        """The machine for plans that are captured in a graph once and launched as a whole: no host
+        call for each kernel, and shorter gaps between them."""
+        launch = self.launch
+        gap = launch.gap if launch.captured_gap is None else launch.captured_gap
+        compute = self.compute
+        if compute.tiling is not None:  # the second pass over a K-split is a kernel of the graph
+            tiling = compute.tiling
+            second = max(0.0, tiling.split_seconds - (launch.gap - gap))
+            compute = replace(compute, tiling=replace(tiling, split_seconds=second))
+        launch = replace(launch, host=0.0, gap=gap)
+        return replace(
+            self, title=f"{self.title}, captured in a graph", compute=compute, launch=launch
+        )
 
     def __hash__(self) -> int:
         # Costs are cached by machine. The name and a few numbers are enough for a hash; equality

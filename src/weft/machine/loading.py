@@ -26,6 +26,14 @@ def names() -> list[str]:
     return sorted(path.stem for path in _FOLDER.glob("*.toml"))
 
 
+def file_of(name_or_path: str) -> Path:
+    """The file that describes a machine, by its name or path."""
+    if name_or_path in names():
+        return _FOLDER / f"{name_or_path}.toml"
+    load(name_or_path)  # says what is wrong with it
+    return calibrated.path() if name_or_path == calibrated.NAME else Path(name_or_path)
+
+
 def load(name_or_path: str | Path) -> Machine:
     """The machine with that name, or the one that the TOML file at that path describes. `cpu` is
     this host, as `weft calibrate` measured it."""
@@ -65,11 +73,40 @@ def _shipped(name: str) -> Machine:
 
 
 def _read(path: Path) -> Machine:
+    return from_table({"name": path.stem, **read_table(path)}, path.name)
+
+
+def read_table(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """The tables of a machine file. Where it names a `base`, a machine by its name or a file as
+    seen from this one, it only says what differs; lists are replaced as a whole."""
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise Unsupported(f"{path} cannot be read: {error.strerror}.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise Unsupported(f"{path.name} is not a TOML file: {error}.") from error
-    return from_table({"name": path.stem, **table}, path.name)
+    base = table.pop("base", None)
+    if base is None:
+        return table
+    found = _FOLDER / f"{base}.toml" if base in names() else path.parent / str(base)
+    if not found.is_file():
+        raise Unsupported(
+            f"{path.name}: there is no base {base!r}{nearest(str(base), names())}; it is one of"
+            f" {', '.join(names())}, or a TOML file."
+        )
+    if found in above or found == path:
+        raise Unsupported(f"{path.name}: base {base!r} leads back to itself.")
+    return _merged(read_table(found, (*above, path)), table)
+
+
+def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    found = dict(base)
+    for key, value in changes.items():
+        old = found.get(key)
+        if isinstance(old, Mapping) and isinstance(value, Mapping):
+            value = _merged(old, value)
+        found[key] = value
+    return found
 
 
 def build(kind: type[Kind], table: Mapping[str, Any], where: str) -> Kind:
@@ -92,7 +129,8 @@ def _build(kind: Any, table: Any, where: str, prefix: str) -> Any:
     hints = get_type_hints(kind, include_extras=True)
     for key in table:
         if key not in hints:
-            raise Unsupported(f"{where}: unknown key {prefix}{key}{nearest(key, hints)}.")
+            known = nearest(key, hints) or f" (known here: {', '.join(hints)})"
+            raise Unsupported(f"{where}: unknown key {prefix}{key}{known}.")
     values = {}
     for item in fields(kind):
         if item.name in table:
@@ -114,7 +152,8 @@ def _value(hint: Any, value: Any, where: str, key: str) -> Any:
     if origin is tuple:
         if not is_dataclass(inner[0]):
             if not isinstance(value, list):
-                raise Unsupported(f"{where}: {key} must be a list of numbers.")
+                kind = "names" if get_origin(inner[0]) is Literal else "numbers"
+                raise Unsupported(f"{where}: {key} must be a list of {kind}.")
             return tuple(_value(inner[0], one, where, f"{key}[{i}]") for i, one in enumerate(value))
         if not isinstance(value, list):
             raise Unsupported(f"{where}: {key} must be a list of tables.")
@@ -134,6 +173,14 @@ def _value(hint: Any, value: Any, where: str, key: str) -> Any:
             raise Unsupported(f"{where}: {key} must be {' or '.join(inner)}, not {value!r}.")
         return value
     return _number(inner[0] if inner else hint, inner[1] if inner else None, value, where, key)
+
+
+def check_value(hint: Any, value: Any, key: str) -> None:
+    """Raises unless a key may have that value."""
+    try:
+        _value(hint, value, "", key)
+    except Unsupported as error:
+        raise Unsupported(str(error).removeprefix(": ")) from error
 
 
 def _known_dtype(dtype: str, where: str, key: str) -> None:

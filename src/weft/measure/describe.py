@@ -127,7 +127,6 @@ def describe(figures: Figures) -> Machine:
             copy_units=1,
             all_reduce_latency=2.0,
             local_share=1.0,
-            interference=0.0,
             memory_bytes_per_byte=1.0,
         ),
         host=Host(
@@ -217,7 +216,6 @@ def to_toml(machine: Machine, level: str) -> str:
         "launch.decision": f"{here}: 16 counters looked at, 8 chunks chosen from",
         "cores": absent,
         "cores.protocols": f"{here}: a call, and a copy of 1 MiB from another rank",
-        "cores.interference": "not measured: the shared core already accounts for it",
         "host.nap": f"{here}: core time of copies on a paced link, beyond their bytes",
         "host.slice": f"{here}: for how long a spinning engine keeps compute off the core",
         "host.grace": "native/engine.cpp",

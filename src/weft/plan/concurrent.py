@@ -8,6 +8,9 @@ order of ranks. With 3 ranks, on rank 0:
     compute     | a @ b                     |
     engine 1    | shard of rank 1 |
     engine 2    | shard of rank 2 |
+
+Collectives that add (reduce-scatter, all-reduce) can be simulated but not run: their bytes travel
+as those of a gather, and the compute units that move them add on the way.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from functools import lru_cache
 from typing import ClassVar
 
 from weft.dtype import ITEM_BYTES
-from weft.errors import InvalidPlan, Unsupported
+from weft.errors import InvalidPlan, Unsupported, nearest
 from weft.operation import split, starts
 from weft.plan.builder import Builder
 from weft.plan.collective import KINDS, UNROOTED, KindName
@@ -29,7 +32,9 @@ from weft.strategy import Strategy
 
 Collective = KindName
 COLLECTIVES: tuple[KindName, ...] = tuple(kind for kind in UNROOTED if not KINDS[kind].sums)
-"""The kinds that can run beside a GEMM: they need no compute of their own."""
+"""The kinds that run as planned: they need no compute of their own."""
+SUMMING: tuple[KindName, ...] = tuple(kind for kind in UNROOTED if KINDS[kind].sums)
+"""The kinds that are simulated only."""
 WIDTH = 4096
 """Elements per row of the collective's tensors where only the number of bytes matters."""
 
@@ -38,8 +43,8 @@ WIDTH = 4096
 class Concurrent:
     """C = A[m, k] @ B[k, n] on every rank, concurrent with a collective over X [rows, columns].
 
-    rows: rows of X on each rank. An all-gather sends all rows of a peer's X to a rank, an
-    all-to-all an even share of them.
+    rows: rows of X on each rank. An all-to-all brings the rank's part of a peer's X to it, evenly
+    split; the others bring all of it.
     """
 
     m: int
@@ -49,13 +54,16 @@ class Concurrent:
     rows: tuple[int, ...]
     columns: int = WIDTH
     dtype: str = "float32"
+    counted: int | None = None  # bytes as libraries count them, where others travel
 
     name: ClassVar[str] = "concurrent"
 
     def __post_init__(self) -> None:
-        if self.collective not in COLLECTIVES:
+        known = (*COLLECTIVES, *SUMMING)
+        if self.collective not in known:
             raise Unsupported(
-                f"{self.collective!r} cannot run beside a GEMM; use {' or '.join(COLLECTIVES)}"
+                f"there is no collective {self.collective!r}{nearest(self.collective, known)}; "
+                f"known: {', '.join(known)}"
             )
         if min(self.m, self.n, self.k, self.columns, *self.rows) < 0 or not self.rows:
             raise Unsupported("sizes must be zero or more, and there must be a rank")
@@ -68,14 +76,22 @@ class Concurrent:
         num_bytes: int,
         world: int,
         dtype: str = "float32",
+        moved: int | None = None,
     ) -> Concurrent:
-        """The operation with a GEMM of M, N, K and a collective of `num_bytes`, counted as NCCL
-        does: the gathered result of an all-gather, the input of an all-to-all."""
-        elements = -(-num_bytes // ITEM_BYTES[dtype])
+        """The operation with a GEMM of M, N, K and a collective of so many bytes, as libraries
+        count them: the gathered result of an all-gather, the input of the others.
+
+        moved: what an all-gather would have to gather to send as many bytes as this collective
+        does, where that is not `num_bytes`. An all-reduce sends about twice its vector, or once
+        where the switch adds.
+        """
+        item = ITEM_BYTES[dtype]
+        elements = -(-(num_bytes if moved is None else moved) // item)
         columns = min(WIDTH, max(1, elements // (world * world)))
         total = -(-elements // columns)
-        rows = split(total, world) if collective == "all_gather" else (total,) * world
-        return cls(*shape, collective, rows, columns, dtype)
+        rows = (total,) * world if collective == "all_to_all" else split(total, world)
+        counted = None if moved is None else num_bytes
+        return cls(*shape, collective, rows, columns, dtype, counted)
 
     @property
     def world(self) -> int:
@@ -89,13 +105,15 @@ class Concurrent:
 
     @property
     def total_bytes(self) -> int:
-        """The bytes of the collective, counted as NCCL does."""
-        rows = sum(self.rows) if self.collective == "all_gather" else max(self.rows)
+        """Bytes of the collective, as libraries count them."""
+        if self.counted is not None:
+            return self.counted
+        rows = max(self.rows) if self.collective == "all_to_all" else sum(self.rows)
         return rows * self.columns * ITEM_BYTES[self.dtype]
 
     def span(self, source: int, target: int) -> tuple[int, int]:
         """(first row, rows) of the source's X that the target receives."""
-        if self.collective == "all_gather":
+        if self.collective != "all_to_all":
             return 0, self.rows[source]
         parts = split(self.rows[source], self.world)
         return starts(parts)[target], parts[target]
@@ -113,7 +131,7 @@ class Concurrent:
 
     def compute_only(self) -> Concurrent:
         """The GEMM of one rank alone."""
-        return replace(self, rows=(0,))
+        return replace(self, rows=(0,), counted=None)
 
     def communication_only(self) -> Concurrent:
         """The collective alone."""
@@ -123,6 +141,10 @@ class Concurrent:
         if not isinstance(schedule, Strategy):
             raise Unsupported(
                 f"independent work is planned by a strategy such as dma, not by {schedule}"
+            )
+        if schedule.engine == "dma" and self.collective in SUMMING:
+            raise Unsupported(
+                f"copy engines cannot add, and {self.collective} adds; let the cores move it"
             )
         return _lower(self, schedule)
 

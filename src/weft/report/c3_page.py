@@ -17,7 +17,7 @@ from weft.timeline import Timeline
 
 RULE_HEADERS = ("rule", "picked the best", "mean loss", "worst loss")
 SHORT = {
-    "concurrent": "con-\ncurrent",
+    "concurrent": "con-\ncurr.",
     "prioritized": "prior-\nitized",
     "partitioned": "parti-\ntioned",
     "prioritized+partitioned": "both",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from rich import box
@@ -39,8 +39,12 @@ def table(
     caption: str | None = None,
     best: int | None = None,
     width: int = 100,
+    whole: Collection[int] = (),
 ) -> RenderableType:
-    """A table of at most `width` columns. Numbers are aligned right, row `best` is bold."""
+    """A table of at most `width` columns. Numbers are aligned right, row `best` is bold.
+
+    whole: columns of names that must not be broken into lines; others give way to them.
+    """
     drawn = Table(
         box=box.SIMPLE_HEAD,
         title=None if title is None else Text(title),
@@ -51,12 +55,12 @@ def table(
         pad_edge=False,
     )
     columns = cells.columns_of(headers, rows)
-    for header, column in zip(headers, columns, strict=True):
+    for place, (header, column) in enumerate(zip(headers, columns, strict=True)):
         numeric = cells.is_numeric(column)
         drawn.add_column(
             Text(header),
             justify="right" if numeric else "left",
-            no_wrap=numeric,
+            no_wrap=numeric or place in whole,
             overflow="ellipsis" if numeric else "fold",
         )
     for number, row in enumerate(zip(*columns, strict=True)):

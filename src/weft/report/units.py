@@ -47,7 +47,7 @@ def byte_size(total: float) -> str:
     """`256 MiB`: an amount of bytes with the binary prefix that suits."""
     for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if total >= size:
-            return f"{total / size:g} {unit}"
+            return f"{total / size:.4g} {unit}"
     return f"{total:g} B"
 
 

@@ -10,8 +10,9 @@ from weft.machine import DTYPES, Host, Machine
 from weft.operation import ITEM_BYTES
 from weft.plan.gathering import HALF
 from weft.select import _rule
+from weft.simulate.contention import contention
 from weft.simulate.cost import bandwidth_of
-from weft.simulate.cost.gemm import MOST_SPLITS
+from weft.simulate.cost.gemm import MOST_SPLITS, SPREAD, TIE
 from weft.simulate.cost.rates import TRUST_DISTANCE, corrections
 
 _DRIVERS = ("dma", "cores")
@@ -45,10 +46,14 @@ def numbers(machine: Machine, world: int, dtype: str) -> _rule.Machine:
         decision=launch.decision,
         # On a host, tasks without waits are merged when the plan is prepared, not in a call.
         decision_in_place=launch.decision if machine.host is None else 0.0,
+        # A host's own description has no launches: its calls are what they are.
+        host=launch.host if machine.host is None else 0.0,
         reach=links.latency,
         one_peer=one_peer,
         # All ranks that read the same peer share its outgoing bandwidth.
         from_same=one_peer / (peers if links.topology == "switch" else 1),
+        in_place=contention(machine, "direct", world).share,
+        full=links.out_of_device(max(2, world)),
         element=element,
         result=result,
         sum_bytes=4 if dtype in HALF else ITEM_BYTES.get(dtype, result),
@@ -70,8 +75,9 @@ def _by_engines(machine: Machine, world: int) -> _rule.Moving:
         rate_alone=alone,
         rate_own=engines.local_bandwidth,
         row=engines.row,
-        bandwidth=_left(machine.memory.bandwidth, drawn),
-        slowdown=1.0,
+        bandwidth=machine.memory.bandwidth,
+        drawn=drawn,
+        share=contention(machine, "dma", world).share,
     )
 
 
@@ -92,8 +98,9 @@ def _by_cores(machine: Machine, world: int, left: int) -> _rule.Moving:
         rate_alone=alone,
         rate_own=inside,
         row=0.0,
-        bandwidth=_left(bandwidth_of(machine, left), drawn),
-        slowdown=1.0 + cores.interference,
+        bandwidth=bandwidth_of(machine, left),
+        drawn=drawn,
+        share=contention(machine, "cores", world).share,
     )
 
 
@@ -128,6 +135,8 @@ def _on_host(machine: Machine, host: Host, world: int, driver: str) -> _rule.Mov
         rate_own=1.0 / own,
         row=engines.row,
         bandwidth=bandwidth_of(machine),
+        drawn=0.0,
+        share=0.0,
         slowdown=slowdown,
         late=late,
         each=each,
@@ -142,11 +151,6 @@ def _share_of_core(machine: Machine, world: int) -> float:
 def _linked(machine: Machine) -> bool:
     """Whether links are slower than a copying thread; otherwise they are never the limit."""
     return machine.links.to_one_peer() < machine.engines.bandwidth
-
-
-def _left(bandwidth: float, drawn: float) -> float:
-    """Memory bandwidth that copies leave to the GEMM: at least half of it."""
-    return max(bandwidth - drawn, bandwidth / 2.0)
 
 
 def _units_left(machine: Machine, peers: int) -> int:
@@ -212,5 +216,7 @@ def gemms(machine: Machine, dtype: str, share: float = 1.0) -> _rule.Gemms:
             machine.launch.kernel,
             memory.latency,
             bandwidth_of(machine),
+            SPREAD,
+            TIE,
         ],
     )

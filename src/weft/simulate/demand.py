@@ -34,7 +34,8 @@ class Transfer:
 
     `first` passes before bytes flow if the lane stood still, `next` if the copy was queued right
     behind another; `completion` passes until a waiter knows that it ended. `units` are the compute
-    units that it holds meanwhile.
+    units that it holds from its launch on. `ends` are the ranks whose links carry it, both ends of
+    every stream of bytes.
     """
 
     size: float
@@ -44,15 +45,16 @@ class Transfer:
     next: float
     completion: float
     units: int
+    ends: tuple[int, ...] = ()
 
 
 class Kernel:
     """A task on the compute units: `launch` seconds, then a body with `size` bytes of traffic.
 
-    `reach` is how long its remote operands take over links that nobody else uses.
+    `reach` is how long its `remote` bytes take over links that nobody else uses.
     """
 
-    __slots__ = ("_bodies", "_body", "draws", "launch", "reach", "size")
+    __slots__ = ("_bodies", "_body", "draws", "launch", "reach", "remote", "size")
 
     def __init__(
         self,
@@ -61,11 +63,13 @@ class Kernel:
         draws: tuple[tuple[Resource, float], ...],
         body: Callable[[int], float],
         reach: float = 0.0,
+        remote: float = 0.0,
     ) -> None:
         self.launch = launch
         self.size = size
         self.draws = draws
         self.reach = reach
+        self.remote = remote
         self._body = body
         self._bodies: dict[int, float] = {}
 
@@ -152,9 +156,18 @@ class Demands:
                 wanted += node.engine(task.rank, task.peer, 1.0 / cost.rate)
         elif remote:
             wanted.append((("driven", source, 0), 1.0))
-        draws = node.draws(wanted)
+        pairs = zip(task.reads(), task.writes(), strict=True)
+        streams = [(start.rank, end.rank) for start, end in pairs if start.rank != end.rank]
+        ends = tuple(0 if node.folded else rank for stream in streams for rank in stream)
         return Transfer(
-            size, cost.rate, draws, cost.command, following, cost.completion, cost.units
+            size,
+            cost.rate,
+            node.draws(wanted),
+            cost.command,
+            following,
+            cost.completion,
+            cost.units,
+            ends,
         )
 
     def _lanes(self, rank: int) -> list[str]:
@@ -179,7 +192,7 @@ class Demands:
         wanted.append((("memory", task.rank, 0), here / total))
         launch = memory_bound(machine, read, written).launch
         launch += machine.links.latency if reach else 0.0
-        return Kernel(launch, total, self.node.draws(wanted), body, reach)
+        return Kernel(launch, total, self.node.draws(wanted), body, reach, total - here)
 
     def _matmul(self, task: Matmul) -> Kernel:
         machine = self.machine
@@ -201,7 +214,7 @@ class Demands:
         wanted, here, reach = self._remote(task.rank, (task.a, task.b, task.c), traffic, 2)
         wanted.append((("memory", task.rank, 0), max(here, 0.0) / traffic))
         launch = whole.launch + (machine.links.latency if reach else 0.0)
-        return Kernel(launch, traffic, self.node.draws(wanted), body, reach)
+        return Kernel(launch, traffic, self.node.draws(wanted), body, reach, traffic - here)
 
     def _tiles(self, task: Tiles) -> Kernel:
         """Products that are part of one kernel: their share of what the whole would take."""
@@ -219,7 +232,10 @@ class Demands:
         wanted.append((("memory", task.rank, 0), max(here, 0.0) / traffic))
         draws = self.node.draws(wanted)
         launch = whole.launch + (self.machine.links.latency if reach else 0.0)
-        return Kernel(launch, traffic, draws, lambda units: share * whole.body(units), reach)
+        remote = traffic - here
+        return Kernel(
+            launch, traffic, draws, lambda units: share * whole.body(units), reach, remote
+        )
 
     def _pipelined(self, task: AnyTask) -> bool:
         """Whether the way to memory is hidden behind other work of the same kernel: its workers do

@@ -33,6 +33,8 @@ class Node:
         self.world = world
         self.folded = folded
         self._resources: dict[Name, Resource] = {}
+        self._bandwidths: dict[int, float] = {}
+        self._ports: dict[int, list[tuple[Resource, float]]] = {}
         best = max(protocol.bandwidth for protocol in machine.cores.protocols)
         reach = machine.links.out_of_device(world) / machine.links.out_of_device(
             machine.links.world
@@ -52,6 +54,15 @@ class Node:
     def driven(self, rank: int) -> Resource:
         return self._resource(("driven", rank, 0))
 
+    def ports(self, rank: int) -> list[tuple[Resource, float]]:
+        """What all bytes that leave or enter a device pass, with its capacity."""
+        found = self._ports.get(rank)
+        if found is None:
+            names: tuple[Name, ...] = (("out", rank, 0), ("in", rank, 0))
+            found = [(self._resource(name), self._capacity[name[0]]) for name in names]
+            self._ports[rank] = found
+        return found
+
     @property
     def driven_bandwidth(self) -> float:
         """What core-driven transfers bring out of a device if they have the units they need."""
@@ -59,7 +70,11 @@ class Node:
 
     def memory_bandwidth(self, units: int) -> float:
         """What kernels and copies together draw from a memory while kernels have so many units."""
-        return max(self.machine.memory.bandwidth, bandwidth_of(self.machine, units))
+        known = self._bandwidths.get(units)
+        if known is None:
+            known = max(self.machine.memory.bandwidth, bandwidth_of(self.machine, units))
+            self._bandwidths[units] = known
+        return known
 
     def draws(self, wanted: Draws) -> tuple[tuple[Resource, float], ...]:
         """The resources of (name, draw) pairs; draws on the same resource are summed."""
@@ -96,7 +111,7 @@ class Node:
             name = self._fold(name)
         resource = self._resources.get(name)
         if resource is None:
-            resource = Resource(name, self._capacity[name[0]])
+            resource = Resource(name, self._capacity[name[0]], queued=name[0] == "memory")
             self._resources[name] = resource
         return resource
 

@@ -115,6 +115,9 @@ class Queues(ABC, Generic[Cost]):
     def _flow_ended(self, flow: Flow, now: float) -> None:
         """A flow of a job's body has reached its end."""
 
+    def _share_out(self) -> None:
+        """All that happens at one moment has happened; rates are worked out next."""
+
     def run(self, now: float = 0.0) -> list[Piece]:
         """Everything that ran, in the order in which it ended, if all could start at `now`."""
         heap = self._heap
@@ -122,6 +125,7 @@ class Queues(ABC, Generic[Cost]):
             for lane in self._touched:
                 self._dispatch(lane, now)
             self._touched = {}
+            self._share_out()
             for flow in self._sharing.settle(now):
                 if flow.owner is not None:
                     self._push(now + max(0.0, flow.left) / flow.rate, _END, (flow, flow.version))
@@ -189,7 +193,16 @@ class Queues(ABC, Generic[Cost]):
     ) -> None:
         cost, fixed = self._cost(task, lane, now)
         lane.busy = True
-        self._push(now + decision + fixed, _BODY, Job(run, task, lane, cost, now))
+        job = Job(run, task, lane, cost, now)
+        self._launched(job)
+        self._begin_body(job, now + decision + fixed)
+
+    def _begin_body(self, job: Job[Cost], when: float) -> None:
+        """The fixed part of a job ends then."""
+        self._push(when, _BODY, job)
+
+    def _launched(self, job: Job[Cost]) -> None:
+        """A job has started; its fixed part comes first."""
 
     def _finish(self, job: Job[Cost], now: float, local: float, alone: float, delay: float) -> None:
         """A job is over; waiters on other lanes learn of it after `delay`."""

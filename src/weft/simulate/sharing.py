@@ -2,7 +2,9 @@
 
 A flow is a stream of bytes with a rate of its own that it never exceeds (its cap), and a draw from
 each resource it uses, per byte of its stream. Rates are max-min fair: all rise together until a
-flow reaches its cap or a resource is used up, those stop, and the others rise on.
+flow reaches its cap or a resource is used up, those stop, and the others rise on. Then come
+resources that serve requests in the order of arrival (`queued`): where flows ask one for more than
+there is, all of them are slowed alike, the small ones too.
 
 Only resources whose flows could together ask for more than there is (tight ones) can slow anyone,
 so a change reaches only the flows it is joined to through tight resources. That keeps the cost of
@@ -20,11 +22,12 @@ _ROUNDING = 1e-9
 class Resource:
     """Something that flows share: a link, a port, an engine, the memory of a device."""
 
-    __slots__ = ("asked", "capacity", "flows", "name", "tight")
+    __slots__ = ("asked", "capacity", "flows", "name", "queued", "tight")
 
-    def __init__(self, name: tuple[str, int, int], capacity: float) -> None:
+    def __init__(self, name: tuple[str, int, int], capacity: float, queued: bool = False) -> None:
         self.name = name
         self.capacity = capacity
+        self.queued = queued
         self.flows: dict[Flow, float] = {}
         self.asked = 0.0
         self.tight = False
@@ -58,10 +61,7 @@ class Flow:
 class Sharing:
     """The active flows. Tell it what changes, then `settle` to have the new rates."""
 
-    def __init__(self, proportional: bool = False) -> None:
-        """proportional: flows that meet on a full resource are all slowed alike, instead of the
-        small ones not at all."""
-        self._proportional = proportional
+    def __init__(self) -> None:
         self._changed: dict[Flow, None] = {}
         self._touched: dict[Resource, bool] = {}
 
@@ -109,12 +109,10 @@ class Sharing:
                     affected[flow] = None
                     _join(flow.draws, joined, queue)
         tight = [resource for resource in joined if resource.tight]
-        if not tight:
-            rates = {flow: flow.cap for flow in affected}
-        elif self._proportional:
-            rates = _slow_alike(affected, tight)
-        else:
-            rates = _fill(affected, tight)
+        fair = [resource for resource in tight if not resource.queued]
+        rates = _fill(affected, fair) if fair else {flow: flow.cap for flow in affected}
+        if len(fair) < len(tight):
+            _slow_alike(rates, [resource for resource in tight if resource.queued])
         moved = []
         for flow, rate in rates.items():
             if rate != flow.rate:
@@ -167,25 +165,26 @@ def _fill(flows: Iterable[Flow], tight: list[Resource]) -> dict[Flow, float]:
     return rates
 
 
-def _slow_alike(flows: Iterable[Flow], tight: list[Resource]) -> dict[Flow, float]:
-    """Rates as of queues that serve in the order of arrival: on a full resource every flow gets the
-    same share of its cap. Resources are filled from the fullest on."""
-    pending = dict.fromkeys(flows)
-    left = {resource: resource.capacity for resource in tight}
-    asked = {r: sum(flow.cap * draw for flow, draw in r.flows.items()) for r in tight}
-    rates: dict[Flow, float] = {}
-    while pending:
-        shares = {r: left[r] / asked[r] for r in tight if any(flow in pending for flow in r.flows)}
-        fullest = min(shares, key=lambda r: shares[r], default=None)
-        if fullest is None or shares[fullest] >= 1.0:
-            rates.update({flow: flow.cap for flow in pending})
-            break
+def _slow_alike(rates: dict[Flow, float], queued: list[Resource]) -> None:
+    """Lowers rates until nothing more is asked of queued resources than there is: every flow on one
+    goes on at the same share of its rate. From the fullest resource on."""
+    pending = dict.fromkeys(rates)
+    left = {resource: resource.capacity for resource in queued}
+    asked = {r: sum(rates[flow] * draw for flow, draw in r.flows.items()) for r in queued}
+    while True:
+        shares = {r: left[r] / asked[r] for r in queued if asked[r] > left[r] * (1.0 + _ROUNDING)}
+        if not shares:
+            return
+        fullest = min(shares, key=lambda r: shares[r])
         share = shares[fullest]
-        for flow in [flow for flow in fullest.flows if flow in pending]:
+        for flow in fullest.flows:
+            if flow not in pending:
+                continue
             del pending[flow]
-            rates[flow] = share * flow.cap
             for resource, draw in flow.draws:
                 if resource in left:
-                    left[resource] = max(0.0, left[resource] - rates[flow] * draw)
-                    asked[resource] -= flow.cap * draw
-    return rates
+                    asked[resource] -= rates[flow] * draw
+                    left[resource] = max(0.0, left[resource] - share * rates[flow] * draw)
+            rates[flow] *= share
+        del left[fullest], asked[fullest]
+        queued = [resource for resource in queued if resource is not fullest]

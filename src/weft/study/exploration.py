@@ -136,6 +136,17 @@ def explore(
     return Exploration(machine, operation_name, world, tuple(scenarios))
 
 
+def explore_operation(
+    machine: Machine,
+    operation: Plannable,
+    shape: Shape,
+    schedules: Sequence[Schedule] | None = None,
+) -> Scenario:
+    """Simulates schedules of one operation, whatever its sizes mean; `shape` names it."""
+    with _uncollected():
+        return _explore(machine, operation, shape, schedules)
+
+
 @contextmanager
 def _uncollected() -> Iterator[None]:
     """Pauses the garbage collector. Plans and simulations are large but have no reference cycles,

@@ -20,7 +20,7 @@ from triton.compiler import ASTSource
 
 from weft.errors import Unsupported, nearest
 from weft.triton.gemv_all_reduce import GPU_TILES
-from weft.triton.jit import Kernel
+from weft.triton.jit import JitKernel
 from weft.triton.kernels.all_gather_gemm import all_gather_gemm
 from weft.triton.kernels.embedding_all_to_all import embedding_all_to_all
 from weft.triton.kernels.gemm_all_to_all import gemm_all_to_all
@@ -36,7 +36,7 @@ TARGETS = {
 }
 """MI300X, MI355X, H100, B200."""
 
-KERNELS: dict[str, Kernel] = {
+KERNELS: dict[str, JitKernel] = {
     "embedding_all_to_all": embedding_all_to_all,
     "gemv_all_reduce": gemv_all_reduce,
     "gemm_all_to_all": gemm_all_to_all,
@@ -119,7 +119,7 @@ def _constants(tiles: Tiles) -> dict[str, Any]:
     }
 
 
-def _source(function: Kernel, dtype: torch.dtype, constants: dict[str, Any]) -> Any:
+def _source(function: JitKernel, dtype: torch.dtype, constants: dict[str, Any]) -> Any:
     """The kernel with the types of its arguments in a launch with contiguous tensors."""
     signature: dict[str, str] = {}
     for name in inspect.signature(function.fn).parameters:

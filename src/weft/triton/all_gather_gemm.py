@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from weft.errors import Unsupported
-from weft.triton.engines import Engines, engines_of
+from weft.triton.engines import KernelEngines, engines_of
 from weft.triton.kernels import all_gather_gemm as device
 from weft.triton.launch import Calls, Tiles, check_input, check_sizes
 from weft.triton.space import Space
@@ -48,7 +48,7 @@ class AllGatherGemm:
         self._firsts = [rank * (rows // world) + min(rank, rows % world) for rank in range(world)]
         self._firsts.append(rows)
         self.shard_rows = self._firsts[me + 1] - self._firsts[me]
-        self._engines: Engines = engines_of(space)
+        self._engines: KernelEngines = engines_of(space)
         most_rows = -(-rows // world)
         self._calls = Calls(
             device.all_gather_gemm,

@@ -20,7 +20,7 @@ from weft.triton.space import Space
 
 
 @dataclass(frozen=True)
-class Case:
+class KernelCase:
     """How a kernel is checked: several calls of one operator, each with other numbers."""
 
     dtype: torch.dtype
@@ -33,7 +33,7 @@ class Case:
 class Numbers:
     """Whole numbers from a seed, made on the host and copied to the device."""
 
-    def __init__(self, case: Case, space: Space) -> None:
+    def __init__(self, case: KernelCase, space: Space) -> None:
         self._generator = torch.Generator().manual_seed(case.seed)
         self._dtype, self._device = case.dtype, space.device
 
@@ -50,7 +50,7 @@ class Numbers:
 
 
 def gemm_all_to_all(
-    space: Space, case: Case, columns: int = 37, inner: int = 35, most: int = 20
+    space: Space, case: KernelCase, columns: int = 37, inner: int = 35, most: int = 20
 ) -> bool:
     """Checks different splits in every call, including zero."""
     world, me = space.world, space.rank
@@ -71,7 +71,7 @@ def gemm_all_to_all(
 
 
 def gemv_all_reduce(
-    space: Space, case: Case, batch: int = 3, columns: int = 101, inner: int = 19
+    space: Space, case: KernelCase, batch: int = 3, columns: int = 101, inner: int = 19
 ) -> bool:
     """Checks a different K on every rank."""
     world, me = space.world, space.rank
@@ -91,7 +91,7 @@ def gemv_all_reduce(
 
 
 def all_gather_gemm(
-    space: Space, case: Case, rows: int = 43, columns: int = 23, inner: int = 19
+    space: Space, case: KernelCase, rows: int = 43, columns: int = 23, inner: int = 19
 ) -> bool:
     """Checks shards that differ by a row."""
     numbers = Numbers(case, space)
@@ -107,7 +107,7 @@ def all_gather_gemm(
 
 def embedding_all_to_all(
     space: Space,
-    case: Case,
+    case: KernelCase,
     batch: int = 21,
     widths: Sequence[Sequence[int]] = ((5, 70), (8,), (), (3, 1)),
     height: int = 11,
@@ -163,7 +163,7 @@ def _pooled(table: torch.Tensor, batch: int, number: int, bags: Bags, mode: str)
     )
 
 
-CHECKS: dict[str, Callable[[Space, Case], bool]] = {
+CHECKS: dict[str, Callable[[Space, KernelCase], bool]] = {
     "embedding_all_to_all": embedding_all_to_all,
     "gemv_all_reduce": gemv_all_reduce,
     "gemm_all_to_all": gemm_all_to_all,

@@ -16,12 +16,12 @@ from weft.fabric.host import chunk_engines
 from weft.fabric.host.chunk_engines import ChunkEngines
 from weft.fabric.host.process_call import ProcessCall
 from weft.fabric.processes import ProcessFabric
-from weft.triton.space import Host, HostVisit, Region, Space, SymmetricMemory, aligned
+from weft.triton.space import Host, HostVisit, Space, SymmetricMemory, SymmetricRegion, aligned
 
 Chunk = tuple[int, int, int, int]
 
 
-class Engines(Protocol):
+class KernelEngines(Protocol):
     """The engines of one operator."""
 
     counters: torch.Tensor
@@ -32,7 +32,7 @@ class Engines(Protocol):
 
     def prepare(
         self,
-        region: Region,
+        region: SymmetricRegion,
         gathered: torch.Tensor,
         rows: int,
         firsts: Sequence[int],
@@ -48,7 +48,7 @@ class Engines(Protocol):
         `sound`)."""
 
 
-def engines_of(space: Space) -> Engines:
+def engines_of(space: Space) -> KernelEngines:
     """The engines of a space."""
     if isinstance(space, Host):
         return HostEngines(space)
@@ -74,7 +74,7 @@ class HostEngines:
 
     def prepare(
         self,
-        region: Region,
+        region: SymmetricRegion,
         gathered: torch.Tensor,
         rows: int,
         firsts: Sequence[int],
@@ -115,7 +115,7 @@ class CopyStreams:
 
     def prepare(
         self,
-        region: Region,
+        region: SymmetricRegion,
         gathered: torch.Tensor,
         rows: int,
         firsts: Sequence[int],

@@ -1,7 +1,7 @@
 """A `kernel` is compiled for GPUs and interpreted on the host, from one source.
 
 Triton decides at decoration, by TRITON_INTERPRET, whether a function is compiled or interpreted. A
-`Kernel` is a JITFunction for the compiler that also has an interpreted version:
+`JitKernel` is a JITFunction for the compiler that also has an interpreted version:
 `kernel[grid](...)` compiles and launches, `kernel.interpreted[grid](...)` runs the same source in
 this process, on CPU tensors and on memory that other processes share.
 """
@@ -15,7 +15,7 @@ from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
 
-class Kernel(JITFunction):  # type: ignore[misc] # Triton comes without types
+class JitKernel(JITFunction):  # type: ignore[misc] # Triton comes without types
     """A function of the Triton language that can be compiled and interpreted in one process."""
 
     def __init__(self, function: Callable[..., Any], **options: Any) -> None:
@@ -37,4 +37,4 @@ def kernel(
     """
     if function is None:
         return lambda f: kernel(f, do_not_specialize=do_not_specialize)
-    return Kernel(function, do_not_specialize=list(do_not_specialize))
+    return JitKernel(function, do_not_specialize=list(do_not_specialize))

@@ -16,9 +16,9 @@ import torch
 from weft.errors import Error, Unsupported
 from weft.fabric.proposal import Items, Proposal
 from weft.triton import interpreting
-from weft.triton.jit import Kernel
+from weft.triton.jit import JitKernel
 from weft.triton.residency import Resources, programs_per_unit, unit_of
-from weft.triton.space import Region, Space, Visit
+from weft.triton.space import Space, SymmetricRegion, Visit
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """The dtypes of kernels. All of them sum in float32 and round once."""
@@ -71,7 +71,7 @@ class Calls:
 
     def __init__(
         self,
-        kernel: Kernel,
+        kernel: JitKernel,
         phases: Sequence[str],
         space: Space,
         same: Items,
@@ -88,7 +88,7 @@ class Calls:
         self.kernel, self.space, self.phases = kernel, space, tuple(phases)
         self.operation = f"triton.{kernel.fn.__name__}"
         self.done = 0
-        self.region: Region
+        self.region: SymmetricRegion
         self.proposals: list[Proposal]
         self.region, self.proposals = space.allocate(
             self.operation, size, (*same, ("grid", grid or 0)), own

@@ -31,7 +31,7 @@ Exchange = Callable[[str], Sequence[str]]
 
 
 @dataclass
-class Region:
+class SymmetricRegion:
     """A block that every rank has at its own base. `carve` returns this rank's tensors in it. Ranks
     that carve the same shapes in the same order get the same layout."""
 
@@ -71,7 +71,7 @@ class Space(Protocol):
 
     def allocate(
         self, operation: str, size: int, same: Items, own: Items
-    ) -> tuple[Region, list[Proposal]]:
+    ) -> tuple[SymmetricRegion, list[Proposal]]:
         """A zeroed region on every rank, and the proposals of all ranks, which call this
         together."""
 
@@ -113,7 +113,7 @@ class Host:
 
     def allocate(
         self, operation: str, size: int, same: Items, own: Items
-    ) -> tuple[Region, list[Proposal]]:
+    ) -> tuple[SymmetricRegion, list[Proposal]]:
         error = memory = None
         exposed = NOTHING_EXPOSED
         try:
@@ -125,7 +125,7 @@ class Host:
             assert visit.call is not None
             bases = visit.call.addresses(0)
         assert memory is not None
-        return Region(memory, torch.tensor(bases, dtype=torch.int64)), visit.proposals
+        return SymmetricRegion(memory, torch.tensor(bases, dtype=torch.int64)), visit.proposals
 
     def compare(
         self, operation: str, same: Items, own: Items, error: Error | None
@@ -222,7 +222,7 @@ class Pointers:
 
     def allocate(
         self, operation: str, size: int, same: Items, own: Items
-    ) -> tuple[Region, list[Proposal]]:
+    ) -> tuple[SymmetricRegion, list[Proposal]]:
         size = aligned(max(size, 1))
         left = self.memory.numel() - self._used
         error: Error | None = None
@@ -232,7 +232,7 @@ class Pointers:
         memory = self.memory[self._used : self._used + size]
         bases = (self._bases + self._used).to(self.device)
         self._used += size
-        return Region(memory, bases), proposals
+        return SymmetricRegion(memory, bases), proposals
 
     def compare(
         self, operation: str, same: Items, own: Items, error: Error | None

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from weft.errors import InvalidPlan
 from weft.machine import load_cluster
 from weft.simulate.cluster import Kernel, Task, Wiring, lower, run
 
-CLUSTER = load_cluster("mi300x").with_nodes(4)
+DISTURBED = load_cluster("mi300x").with_nodes(4)
+CLUSTER = replace(DISTURBED, machine=DISTURBED.device.without_contention())
 WIRING = Wiring(CLUSTER)
 UNITS = CLUSTER.device.compute.units
 
@@ -52,6 +55,25 @@ def test_memory_is_shared_with_what_is_sent() -> None:
     taken = 2 * 4.85e10 / bandwidth
     assert both.end_of("kernel") == pytest.approx(seconds / (1 - taken), rel=0.02)
     assert both.end_of("all_to_all") == pytest.approx(run(WIRING, copy).seconds, rel=1e-6)
+
+
+def test_kernels_and_bytes_slow_each_other() -> None:
+    """Inside a node both, by what the machine says; over the network only the kernel, by as much as
+    a card fills of what links carry."""
+    wiring, machine = Wiring(DISTURBED), DISTURBED.device
+    inside = lower(WIRING, "all_gather", 1e9, "direct", axes=(0,), start=0.0)
+    alone = run(wiring, inside).seconds
+    beside = run(wiring, [*inside, compute(10 * alone)])
+    slower = 1.0 + machine.links.interference
+    assert beside.end_of("all_gather") == pytest.approx(slower * alone, rel=1e-3)
+    assert beside.end_of("kernel") == pytest.approx((9 + slower) * alone, rel=1e-3)
+    across = lower(WIRING, "all_gather", 1e9, "direct", axes=(1,), start=0.0)
+    alone = run(wiring, across).seconds
+    beside = run(wiring, [*across, compute(10 * alone)])
+    filled = DISTURBED.nic_bandwidth / machine.links.out_of_device(8)
+    lost = alone - alone / (1.0 + machine.links.interference * filled)
+    assert beside.end_of("all_gather") == pytest.approx(alone, rel=1e-3)
+    assert beside.end_of("kernel") == pytest.approx(10 * alone + lost, rel=1e-3)
 
 
 def test_a_circle_is_a_bug_and_said() -> None:

@@ -3,6 +3,8 @@
 Lanes are queues: of kernels that are ready, the one listed first is next; of communication, what
 was ready first. Whatever is under way shares links, cards, cables and memory max-min fairly, as
 inside a node: each collective counts as one on its busiest link, however many ranks it sends to.
+Kernels and bytes slow each other as inside a node (`simulate.contention`): a kernel by as much as
+bytes fill the links of its device, bytes where they pass those links.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import Any
 from weft.errors import InvalidPlan
 from weft.simulate.cluster.rounds import Round, coarse, streams, summing
 from weft.simulate.cluster.wiring import Wiring
+from weft.simulate.contention import Contention, contention
 from weft.simulate.sharing import Flow, Resource, Sharing
 from weft.timeline import COMMUNICATION, Span, Timeline
 
@@ -103,6 +106,9 @@ class _Engine:
         self._waiting = [len(set(task.after)) for task in tasks]
         self._followers: list[list[int]] = [[] for _ in tasks]
         self._kernel: _Job | None = None
+        # Bytes under way: what each flow would go on at, and bytes per second that leave here.
+        self._moving: dict[Flow, float] = {}
+        self._flowing = 0.0
         self._released = 0
         self._left = len(tasks)
         self._held = 0
@@ -221,8 +227,16 @@ class _Engine:
                 return
             flow = job.flow = Flow(job, traffic, self._cap(kernel), self._memory(traffic), now)
             self._kernel = job
+            self._sharing.start(flow)
+            self._meet()
+            return
         flow.since = now
+        self._moving[flow] = flow.cap
+        self._flowing += _leaving(flow, flow.cap)
+        if _inside(flow) and self._kernel is not None:
+            flow.cap /= self._contention(job.task.units).slows_bytes()
         self._sharing.start(flow)
+        self._recap()
 
     def _memory(self, traffic: float) -> tuple[Any, ...]:
         return ((self._wiring.memory(), 1.0),) if self._machine is not None and traffic > 1 else ()
@@ -233,8 +247,11 @@ class _Engine:
         self._sharing.stop(flow)
         if job.flow is flow:
             job.flow = self._kernel = None
+            self._meet()
             self._finish(job, now)
             return
+        self._flowing -= _leaving(flow, self._moving.pop(flow))
+        self._recap()
         job.flowing -= 1
         if not job.flowing:
             round_, size = job.steps[job.at]
@@ -279,9 +296,27 @@ class _Engine:
         if not units:
             return
         self._held += units
+        self._recap()
+
+    def _recap(self) -> None:
+        """What runs beside the kernel has changed."""
         job = self._kernel
         if job is not None and job.flow is not None and job.task.kernel is not None:
             self._sharing.set_cap(job.flow, self._cap(job.task.kernel))
+
+    def _meet(self) -> None:
+        """A kernel has started or ended: bytes over the links of the device feel it."""
+        for flow, alone in self._moving.items():
+            if _inside(flow):
+                meeting = self._contention(flow.owner.task.units)
+                slower = meeting.slows_bytes() if self._kernel is not None else 1.0
+                self._sharing.set_cap(flow, alone / slower)
+
+    def _contention(self, units: int) -> Contention:
+        if self._machine is None:
+            return Contention(0.0, 1.0)
+        engine = "cores" if units else "dma"
+        return contention(self._machine, engine, self._machine.links.world)
 
     @property
     def _units(self) -> int:
@@ -291,6 +326,17 @@ class _Engine:
 
     def _cap(self, kernel: Kernel) -> float:
         seconds = kernel.body(self._units)
-        if self._held and self._machine is not None:
-            seconds *= 1.0 + self._machine.cores.interference
+        seconds *= self._contention(self._held).slows_kernel(max(0.0, self._flowing))
         return max(kernel.traffic, 1.0) / seconds
+
+
+def _inside(flow: Flow) -> bool:
+    """Whether bytes pass the links of the device's node, and not only its network card."""
+    return any(resource.name[0] == "out" for resource, _ in flow.draws)
+
+
+def _leaving(flow: Flow, rate: float) -> float:
+    """Bytes per second that leave the device by a flow, over its links and its network card."""
+    return sum(
+        rate * draw for resource, draw in flow.draws if resource.name[0] in ("out", "card out")
+    )

@@ -7,12 +7,22 @@ all-to-all, the vector of an all-reduce.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 from weft.errors import Unsupported
 from weft.machine import Machine
+from weft.machine.description import Protocol
 from weft.plan.collective import UNROOTED, find_kind
 from weft.plan.command_variants import COMMANDS
 from weft.simulate.cost.memory import memory_bound
+
+VARIANTS: dict[str, tuple[str, ...]] = {
+    kind: COMMANDS[kind] for kind in UNROOTED if not find_kind(kind).sums
+}
+"""The command variants of copy engines, by the kind of collective that has some."""
+
+Parts = tuple[tuple[str, float], ...]
+"""Names and seconds of what a collective spends its time on."""
 
 
 def collective(
@@ -32,20 +42,38 @@ def collective(
     None means the quickest. Engines cannot add: their reduce-scatter is an all-to-all and a kernel
     that sums, their all-reduce that and an all-gather.
     """
+    asked = (machine, kind, total_bytes, world)
+    found = parts(*asked, driver=driver, variant=variant, prelaunch=prelaunch, units=units)
+    return _seconds(found)
+
+
+def parts(
+    machine: Machine,
+    kind: str,
+    total_bytes: float,
+    world: int,
+    *,
+    driver: str = "cores",
+    variant: str | None = None,
+    prelaunch: bool = False,
+    units: int | None = None,
+) -> Parts:
+    """What the seconds of `collective` are made of, by name; one follows the other."""
     _check(machine, kind, total_bytes, world)
     if driver not in ("cores", "dma"):
         raise Unsupported(f"A collective is driven by cores or dma, not {driver}.")
     if total_bytes == 0 or world == 1:
-        return 0.0
+        return ()
     if driver == "cores":
         return _by_cores(machine, kind, total_bytes, world, units)
     if not find_kind(kind).sums:
         return _by_engines(machine, kind, total_bytes, world, variant, prelaunch)
+    found = _by_engines(machine, "all_to_all", total_bytes, world, variant, prelaunch)
     summing = memory_bound(machine, total_bytes, total_bytes / world).seconds
-    seconds = summing + _by_engines(machine, "all_to_all", total_bytes, world, variant, prelaunch)
+    found = (*found, ("kernel that adds", summing))
     if find_kind(kind).phases == 2:
-        seconds += _by_engines(machine, "all_gather", total_bytes, world, None, prelaunch)
-    return seconds
+        found += _by_engines(machine, "all_gather", total_bytes, world, None, prelaunch)
+    return found
 
 
 def dma_variants(
@@ -54,9 +82,10 @@ def dma_variants(
     """Seconds of every engine variant, by (variant, prelaunched)."""
     _check(machine, kind, total_bytes, world)
     if find_kind(kind).sums:
-        raise Unsupported(f"Copy engines cannot add; {kind} has no variants of its own.")
+        able = [name for name in UNROOTED if not find_kind(name).sums]
+        raise Unsupported(f"Only {' and '.join(able)} have copy engine variants, not {kind}.")
     return {
-        (variant, prelaunch): _variant(machine, variant, total_bytes, world, prelaunch)
+        (variant, prelaunch): _seconds(_variant(machine, variant, total_bytes, world, prelaunch))
         for variant in COMMANDS[kind]
         for prelaunch in (False, True)
     }
@@ -71,29 +100,68 @@ def _check(machine: Machine, kind: str, total_bytes: float, world: int) -> None:
         raise Unsupported(f"{machine.name} has {machine.links.world} devices, not {world}.")
 
 
+def _seconds(found: Parts) -> float:
+    return sum(seconds for _, seconds in found)
+
+
 def _by_cores(
     machine: Machine, kind: str, total_bytes: float, world: int, units: int | None
-) -> float:
-    """The library takes the protocol that is quickest for the size."""
+) -> Parts:
+    """The library takes the protocol that is quickest, of those it has for the size."""
     cores, links = machine.cores, machine.links
     peers = world - 1
-    # Fewer devices leave links of a mesh unused; fewer units leave all of them hungry.
-    reach = links.out_of_device(world) / links.out_of_device(links.world)
+    # Fewer devices leave links of a mesh unused; fewer units leave all of them hungry, and let
+    # peers take turns, each of which costs what a launch of the collective does.
+    reach, turns = links.out_of_device(world) / links.out_of_device(links.world), 1
     if units is not None:
-        enough = cores.all_to_all_units if kind == "all_to_all" else cores.all_gather_units
+        enough = _enough(machine, kind)
         reach *= min(1.0, units / enough)
-    if find_kind(kind).phases == 2:
-        phases, parts = cores.all_reduce_latency, 2.0 * peers
-    else:
-        phases, parts = 1.0, peers + cores.local_share
-    wire = total_bytes * parts / world / reach
-    seconds = min(
-        phases * (p.latency + peers * p.peer_latency) + wire / p.bandwidth for p in cores.protocols
-    )
+        turns = -(-enough // units)
+    two_phases = find_kind(kind).phases == 2
+    fixed = cores.all_reduce_latency if two_phases else 1.0
+    ways: list[Parts] = []
+    for protocol in _protocols(machine, kind, total_bytes / world):
+        local = cores.local_share if protocol.local_share is None else protocol.local_share
+        sent = 2.0 * peers if two_phases else peers + local
+        wire = total_bytes * sent / world / reach / protocol.bandwidth
+        ways.append(
+            (
+                (f"start, {protocol.name} protocol", fixed * protocol.latency),
+                ("start, for each peer", fixed * turns * peers * protocol.peer_latency),
+                ("bytes on the links", wire),
+            )
+        )
     if kind == "all_reduce" and cores.in_switch is not None:
         summed = total_bytes / (cores.in_switch.bandwidth * reach)
-        seconds = min(seconds, cores.in_switch.latency + summed)
-    return seconds
+        start = ("start, sums in the switch", cores.in_switch.latency)
+        ways.append((start, ("bytes on the links", summed)))
+    return min(ways, key=_seconds)
+
+
+def bandwidth_by_cores(machine: Machine, kind: str, world: int, units: int | None = None) -> float:
+    """Bytes per second that a large core-driven collective brings out of a device."""
+    cores, links, peers = machine.cores, machine.links, world - 1
+    reach = links.out_of_device(world) / links.out_of_device(links.world)
+    if units is not None:
+        reach *= min(1.0, units / _enough(machine, kind))
+    rates = []
+    for protocol in _protocols(machine, kind, inf):
+        local = cores.local_share if protocol.local_share is None else protocol.local_share
+        rates.append(protocol.bandwidth * peers / (peers + local))
+    return max(rates) * reach
+
+
+def _enough(machine: Machine, kind: str) -> int:
+    """Compute units with which a collective saturates its links."""
+    cores = machine.cores
+    return cores.all_to_all_units if kind == "all_to_all" else cores.all_gather_units
+
+
+def _protocols(machine: Machine, kind: str, each: float) -> list[Protocol]:
+    """The protocols that a library uses for a collective in which a rank has so many bytes."""
+    for_it = [p for p in machine.cores.protocols if not p.collectives or kind in p.collectives]
+    within = [p for p in for_it if each <= p.most_bytes]
+    return within or for_it or list(machine.cores.protocols)
 
 
 def _by_engines(
@@ -103,11 +171,10 @@ def _by_engines(
     world: int,
     variant: str | None,
     prelaunch: bool,
-) -> float:
+) -> Parts:
     if variant is None:
-        return min(
-            _variant(machine, name, total_bytes, world, prelaunch) for name in COMMANDS[kind]
-        )
+        found = (_variant(machine, name, total_bytes, world, prelaunch) for name in COMMANDS[kind])
+        return min(found, key=_seconds)
     if variant not in COMMANDS[kind]:
         raise Unsupported(
             f"{kind} has no variant {variant!r} (it has {', '.join(COMMANDS[kind])})."
@@ -138,9 +205,9 @@ def _work(machine: Machine, variant: str, world: int) -> _EngineUse:
 
 def _variant(
     machine: Machine, variant: str, total_bytes: float, world: int, prelaunch: bool
-) -> float:
+) -> Parts:
     if total_bytes == 0 or world == 1:
-        return 0.0
+        return ()
     engines, links = machine.engines, machine.links
     work = _work(machine, variant, world)
     rate = min(engines.bandwidth, links.to_one_peer())
@@ -157,4 +224,9 @@ def _variant(
     else:
         commanding = work.engines * (engines.command + engines.schedule + engines.completion)
     packets = engines.packet + (work.packets - 1) * engines.next_packet
-    return engines.collective + commanding + packets + moving
+    return (
+        ("start and end", engines.collective),
+        ("commands and completions", commanding),
+        (f"packets of {variant}", packets),
+        ("bytes on the links", moving),
+    )

@@ -21,6 +21,14 @@ from weft.simulate.cost.rates import rate_of
 
 MOST_SPLITS = 64
 
+TIE = 0.02
+"""A smaller tile must be quicker by more than this share: of tiles that are as quick, libraries
+take the largest, which moves least through the caches."""
+
+SPREAD = 0.5
+"""What of a last wave's time is saved where tiles end spread over a tile's time instead of all at
+once: half of the way from a whole wave to an even share of its tiles for every unit."""
+
 
 @dataclass(frozen=True)
 class GemmCost:
@@ -167,27 +175,29 @@ class _Kernel(NamedTuple):
         """Seconds and waves of so many tiles, of so many steps each, on so many units.
 
         Every unit holds `resident` tiles at once: they share its arithmetic and hide each other's
-        latency. The last wave is as long as its fullest unit.
+        latency. The last wave is as long as its fullest unit, less what `SPREAD` says.
         """
-        waves, rest = divmod(blocks, units * self.resident)
-        step, latency, store = self.step_seconds, self.step_latency, self.store_seconds
-        seconds = 0.0
+        room = units * self.resident
+        waves, rest = divmod(blocks, room)
+        seconds = whole = 0.0
         if waves:
-            inner = self.resident * step
-            if inner < latency:
-                inner = latency
-            seconds = waves * (self.tile_seconds + self.resident * store + steps * inner)
+            whole = self._wave(self.resident, steps)
+            seconds = waves * whole
         if rest:
+            last = self._wave(-(-rest // units), steps)
+            if waves:
+                last -= SPREAD * max(0.0, last - whole * rest / room)
+            seconds += last
             waves += 1
-            last = -(-rest // units)
-            inner = last * step
-            if inner < latency:
-                inner = latency
-            seconds += self.tile_seconds + last * store + steps * inner
         # Under load the clock falls from boost to what power allows.
         load = max(seconds, part_of) / self.settles_after
         clock = self.settled + (1.0 - self.settled) / (1.0 + load)
         return seconds / clock, waves
+
+    def _wave(self, held: int, steps: int) -> float:
+        """Seconds of so many tiles on each unit."""
+        inner = max(held * self.step_seconds, self.step_latency)
+        return self.tile_seconds + held * self.store_seconds + steps * inner
 
     def splits(self, blocks: int, steps: int, units: int) -> Iterable[int]:
         """K-splits worth trying. Few tiles are split until there is one for each unit, as many as
@@ -279,27 +289,26 @@ def _choice(
     m, n, k, batch = shape
     latency = machine.memory.latency
     best, found = float("inf"), (0, 1)
-    for index, kernel in enumerate(kernels):
+    for index in reversed(range(len(kernels))):  # from the largest
+        kernel, wanted = kernels[index], best * (1.0 - TIE)
         blocks, steps = kernel.blocks(m, n, batch), kernel.steps(k)
         even = blocks * steps * kernel.step_seconds / units
-        if even >= best:
+        if even >= wanted:
             continue  # its steps alone, spread evenly, take longer
         moving = latency + kernel.traffic(shape) / bandwidth
-        if moving >= best:
+        if moving >= wanted:
             continue
         working = kernel.working(blocks, steps, units)[0]
-        seconds = max(working, moving)
-        if seconds < best:
-            best, found = seconds, (index, 1)
+        seconds, taken = max(working, moving), 1
         # A split is worth its second pass only where it fills units that would be idle.
-        if steps == 1 or working <= moving + kernel.split_seconds:
-            continue
-        for split in kernel.splits(blocks, steps, units):
-            again = kernel.second_pass(m * n * batch * split, bandwidth)
-            if again + max(moving, even) >= best:
-                break
-            working = kernel.working(blocks * split, -(-steps // split), units)[0]
-            seconds = again + max(working, moving)
-            if seconds < best:
-                best, found = seconds, (index, split)
+        if steps > 1 and working > moving + kernel.split_seconds:
+            for split in kernel.splits(blocks, steps, units):
+                again = kernel.second_pass(m * n * batch * split, bandwidth)
+                if again + max(moving, even) >= seconds:
+                    break
+                working = kernel.working(blocks * split, -(-steps // split), units)[0]
+                if again + max(working, moving) < seconds:
+                    seconds, taken = again + max(working, moving), split
+        if seconds < wanted:
+            best, found = seconds, (index, taken)
     return found

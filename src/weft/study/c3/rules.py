@@ -9,7 +9,7 @@ Each rule is a closed form, cheap enough for a runtime to evaluate at every laun
                   them; cores, or serial, if the commands of engines would take longer
 
 An estimate is the longer one of GEMM and collective, each timed alone on its units, plus what both
-lose while they run at the same time, by memory bandwidth or by the machine's interference.
+lose while they run at the same time, by contention, and by memory bandwidth.
 
 `simulated` compares the rules with the best, by trying all alternatives.
 """
@@ -17,7 +17,8 @@ lose while they run at the same time, by memory bandwidth or by the machine's in
 from __future__ import annotations
 
 from weft.machine import Machine
-from weft.plan.concurrent import Collective, Concurrent
+from weft.plan.concurrent import SUMMING, Collective, Concurrent
+from weft.simulate.contention import contention
 from weft.simulate.cost import bandwidth_of, collective, gemm
 from weft.simulate.cost.gemm import GemmCost
 from weft.strategy import Driver, Strategy
@@ -29,7 +30,7 @@ SMALLEST_SHARE = 8
 def needed_units(machine: Machine, kind: Collective) -> int:
     """The compute units with which a core-driven collective saturates its links."""
     cores = machine.cores
-    return cores.all_gather_units if kind == "all_gather" else cores.all_to_all_units
+    return cores.all_to_all_units if kind == "all_to_all" else cores.all_gather_units
 
 
 def partitions(machine: Machine) -> list[int]:
@@ -78,13 +79,15 @@ def trim(machine: Machine, operation: Concurrent) -> Strategy:
 
 def choose(machine: Machine, operation: Concurrent) -> Strategy:
     """The strategy with the shortest estimate, serial included."""
-    reserved, trimmed = reserve(machine, operation), trim(machine, operation)
+    reserved = reserve(machine, operation)
     estimates = {
         Strategy.of("serial"): _serial(machine, operation),
         first(machine, operation): _prioritized(machine, operation),
         reserved: _partitioned(machine, operation, reserved.reserved),
-        trimmed: _by_engines(machine, operation, trimmed.trimmed),
     }
+    if operation.collective not in SUMMING:
+        trimmed = trim(machine, operation)
+        estimates[trimmed] = _by_engines(machine, operation, trimmed.trimmed)
     return min(estimates, key=lambda strategy: estimates[strategy])
 
 
@@ -144,8 +147,8 @@ def _slower(machine: Machine, operation: Concurrent, engine: Driver, units: int)
     if not cost.seconds or not sent:
         return 1.0
     asked = cost.bytes / cost.seconds + through / _collective(machine, operation, engine)
-    meeting = machine.links.interference * side.memory_bytes_per_byte
-    return max(1.0 + meeting, asked / bandwidth_of(machine, units))
+    slower = contention(machine, engine, operation.world).slows_bytes()
+    return slower * max(1.0, asked / bandwidth_of(machine, units))
 
 
 def _collective(
