@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.machine import Host, Machine, load
+from weft.machine import HostCores, Machine, load
 from weft.plan.all_gather_matmul import AllGatherMatmul
 from weft.schedule import Schedule
 from weft.simulate import run
@@ -54,7 +54,7 @@ def host(link: float = LINK, cores: int = 2, nap: float = 0.0, slice_: float = 0
             completion=WAKE,
         ),
         launch=replace(base.launch, host=CALL, kernel=TASK, signal=0.0, poll=0.0, decision=0.0),
-        host=Host(cores, 0.0, 2e-3, 16384, nap, slice_, GRACE),
+        host=HostCores(cores, 0.0, 2e-3, 16384, nap, slice_, GRACE),
     )
 
 

@@ -13,7 +13,7 @@ from weft.errors import Unsupported
 from weft.machine import load
 from weft.strategy import NAMES
 from weft.study.c3 import rules
-from weft.study.c3.cases import Case, kind_of, llama
+from weft.study.c3.cases import C3Case, kind_of, llama
 from weft.study.c3.findings import Study
 from weft.study.c3.measured import HostCase, measure
 from weft.study.c3.simulated import study, timeline
@@ -76,9 +76,9 @@ def test_engines_pay_where_the_message_is_large() -> None:
     """ConCCL: below some 32 MB commanding the engines takes longer than the bytes."""
     for kind in ("all_gather", "all_to_all"):
         assert 8 << 20 <= rules.dma_pays_from(MI300X, kind, 8) <= 64 << 20
-    small = Case("small", 256, 1024, 1024, "all_gather", 64 << 10).operation(8, "bfloat16")
+    small = C3Case("small", 256, 1024, 1024, "all_gather", 64 << 10).operation(8, "bfloat16")
     assert rules.choose(MI300X, small).engine == "cores"
-    large = Case("large", 4096, 8192, 28672, "all_gather", 1 << 30).operation(8, "bfloat16")
+    large = C3Case("large", 4096, 8192, 28672, "all_gather", 1 << 30).operation(8, "bfloat16")
     assert rules.choose(MI300X, large).engine == "dma"
 
 
@@ -122,7 +122,7 @@ def test_without_interference_the_ladder_is_too_kind() -> None:
 
 def test_measured_here() -> None:
     """Small and few: that it runs, and that its numbers hang together; `weft bench c3` has bars."""
-    case = Case("tiny", 96, 96, 96, "all_to_all", 1 << 16)
+    case = C3Case("tiny", 96, 96, 96, "all_to_all", 1 << 16)
     progress = []
     found = measure(
         [HostCase(case, 1.0)], repeat=2, report=lambda share, text: progress.append(share)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from weft.errors import Unsupported
-from weft.machine import Host, load, load_cluster
+from weft.machine import HostCores, load, load_cluster
 from weft.plan.collective import UNROOTED, Collective
 from weft.plan.command_variants import CommandedCollective, Variant
 from weft.plan.verify import verify
@@ -109,7 +109,9 @@ def test_a_way_is_one_registration(monkeypatch):
 
 
 def test_the_channel_is_measured_on_a_host():
-    machine = replace(load("mi300x"), name="here", host=Host(2, 0.0, 2e-3, 16384, 0.0, 0.0, 0.0))
+    machine = replace(
+        load("mi300x"), name="here", host=HostCores(2, 0.0, 2e-3, 16384, 0.0, 0.0, 0.0)
+    )
     found = compare(replace(NODE, machine=machine), "all_gather", [2**14, 2**24], 2)
     (channel,) = found.found
     assert (channel.way.name, channel.way.source) == ("channel", "measured")

@@ -7,7 +7,7 @@ from weft.benchmarks import Check, Result, part
 from weft.machine import load, measurements
 from weft.measure.launch import Report
 from weft.study.c3 import measured, simulated
-from weft.study.c3.findings import Scenario, Study
+from weft.study.c3.findings import C3Scenario, Study
 
 REPEAT = 25
 SHAPES = ("cb",)
@@ -37,7 +37,7 @@ def run(report: Report) -> Result:
     return Result(HEADERS, rows, [*checks, *_there(there), *_units(there)])
 
 
-def _measured(scenario: Scenario) -> list[Row]:
+def _measured(scenario: C3Scenario) -> list[Row]:
     return [
         [
             f"here, {scenario.case.label}",
@@ -67,7 +67,7 @@ def _simulated(study: Study) -> list[Row]:
     ]
 
 
-def _here(scenario: Scenario) -> list[Check]:
+def _here(scenario: C3Scenario) -> list[Check]:
     dma, concurrent = scenario.outcomes["dma"], scenario.outcomes["concurrent"]
     name = f"here, {scenario.case.label}"
     return [

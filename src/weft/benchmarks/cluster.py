@@ -10,7 +10,7 @@ from weft.machine import load_cluster
 from weft.measure.launch import Report
 from weft.models.workloads import load_workload
 from weft.report.units import duration
-from weft.simulate.cluster import Answer
+from weft.simulate.cluster import CollectiveAnswer
 from weft.study.clusters import against_astra_sim, fairness, how_long, near_the_bound
 from weft.study.scaling import scale
 
@@ -24,7 +24,7 @@ def run(report: Report) -> Result:
     """Everything is simulated; only the time of the simulation is measured."""
     rows: list[list[str | float]] = []
     checks: list[Check] = []
-    answers: list[Answer] = []
+    answers: list[CollectiveAnswer] = []
     progress = part(report, 0, 3)
     for number, answer in enumerate(near_the_bound()):
         progress(number / CLUSTERS, f"{answer.kind} on {answer.cluster.title}")
@@ -75,7 +75,7 @@ def run(report: Report) -> Result:
     return Result(HEADERS, rows, checks)
 
 
-def _over(answer: Answer) -> float:
+def _over(answer: CollectiveAnswer) -> float:
     return answer.over_bound
 
 

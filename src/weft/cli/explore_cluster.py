@@ -25,7 +25,7 @@ from weft.report.scaling_page import (
 from weft.report.terminal import table
 from weft.report.units import byte_size, duration
 from weft.schedule import Schedule
-from weft.simulate.cluster import Answer, ask
+from weft.simulate.cluster import CollectiveAnswer, ask
 from weft.study.cluster_plans import explore_plans
 from weft.study.scaling import SCALINGS, Scaling, scale
 from weft.study.scenarios import Shape
@@ -69,7 +69,7 @@ def explore_collective(
     asked = [(n, total) for n in nodes_of(nodes, cluster) for total in sizes_of(size)]
     if trace is not None:
         check_target(trace)
-    answers: list[list[Answer]] = []
+    answers: list[list[CollectiveAnswer]] = []
     with progress(f"simulating {machine}", quiet=json) as report:
         for number, (count, total) in enumerate(asked):
             report(number / len(asked), f"{kind} on {count} nodes")
@@ -201,7 +201,7 @@ def show_scaling(result: Scaling) -> None:
     console.print(f"Sizes and every assumption: {result.workload.path}", soft_wrap=True)
 
 
-def _verdict(answers: list[list[Answer]]) -> str:
+def _verdict(answers: list[list[CollectiveAnswer]]) -> str:
     """The fastest algorithm on the most nodes, at the largest size there."""
     best = answers[-1][0]
     return (
@@ -210,7 +210,7 @@ def _verdict(answers: list[list[Answer]]) -> str:
     )
 
 
-def _json(answers: list[list[Answer]]) -> list[dict[str, Any]]:
+def _json(answers: list[list[CollectiveAnswer]]) -> list[dict[str, Any]]:
     return [
         {
             "nodes": some[0].cluster.nodes,

@@ -98,7 +98,7 @@ class Compute:
 
 
 @dataclass(frozen=True)
-class Memory:
+class DeviceMemory:
     """Device memory and the last-level cache in front of it."""
 
     capacity: Positive  # bytes
@@ -137,7 +137,7 @@ class Links:
 
 
 @dataclass(frozen=True)
-class Engines:
+class CopyEngines:
     """Copy engines (SDMA, CE, or copy threads) and the costs of their commands."""
 
     count: Count  # engines of a device that copy to peers at the same time
@@ -206,7 +206,7 @@ class Cores:
 
 
 @dataclass(frozen=True)
-class Host:
+class HostCores:
     """A host whose ranks are processes. Its copy engines are threads, which take core time.
 
     If this section is given, a rank is a device with one compute unit, `launch.host` is the cost of
@@ -229,12 +229,12 @@ class Machine:
     name: str
     title: str
     compute: Compute
-    memory: Memory
+    memory: DeviceMemory
     links: Links
-    engines: Engines
+    engines: CopyEngines
     launch: Launch
     cores: Cores
-    host: Host | None = None
+    host: HostCores | None = None
 
     def without_contention(self) -> Machine:
         """The machine if kernels and bytes did not slow each other beyond sharing compute units and

@@ -15,14 +15,14 @@ import numpy.typing as npt
 from weft.fabric.host.probe import MOST_RANKS
 from weft.machine import (
     Compute,
+    CopyEngines,
     Cores,
-    Engines,
-    Host,
+    DeviceMemory,
+    HostCores,
     Launch,
     Links,
     Machine,
     Measured,
-    Memory,
     Protocol,
     Saturation,
     calibrated,
@@ -83,7 +83,7 @@ def describe(figures: Figures) -> Machine:
             saturation=saturation,
             measured=tuple(Measured(g.dtype, g.m, g.n, g.k, r) for g, r in rates.items()),
         ),
-        memory=Memory(
+        memory=DeviceMemory(
             capacity=total / cores,
             peak_bandwidth=moved,
             bandwidth=moved,
@@ -95,7 +95,7 @@ def describe(figures: Figures) -> Machine:
             crowding_units=1,
         ),
         links=Links("mesh", MOST_RANKS, remote, remote, remote * MOST_RANKS, 0.0),
-        engines=Engines(
+        engines=CopyEngines(
             count=MOST_RANKS,
             bandwidth=remote,
             local_bandwidth=local,
@@ -129,7 +129,7 @@ def describe(figures: Figures) -> Machine:
             local_share=1.0,
             memory_bytes_per_byte=1.0,
         ),
-        host=Host(
+        host=HostCores(
             cores=cores,
             region=figures.small_permute,
             turn=TURN,

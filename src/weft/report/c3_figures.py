@@ -8,7 +8,7 @@ from weft.report.explore_figures import EQUAL, FASTER, IDEAL_COLOUR, SLOWER
 from weft.report.figures import Spec
 from weft.report.units import duration, scaled
 from weft.study.c3.cases import KINDS
-from weft.study.c3.findings import Scenario, Study
+from weft.study.c3.findings import C3Scenario, Study
 
 KIND_COLOURS = {"G-long": "#56b4e9", "GC-equal": "#0072b2", "C-long": "#7d5ba6"}
 PUBLISHED_COLOUR = "#d55e00"
@@ -297,12 +297,12 @@ def _level(value: float) -> Spec:
     return {"type": "line", **place, "line": _DOTTED}
 
 
-def _percent(scenario: Scenario, name: str) -> float | None:
+def _percent(scenario: C3Scenario, name: str) -> float | None:
     outcome = scenario.outcomes.get(name)
     return None if outcome is None else outcome.percent_of_ideal
 
 
-def _said(scenario: Scenario, name: str) -> str:
+def _said(scenario: C3Scenario, name: str) -> str:
     outcome = scenario.outcomes.get(name)
     case = scenario.case
     head = (

@@ -6,7 +6,7 @@ from functools import lru_cache
 from math import inf
 
 from weft.errors import Unsupported, nearest
-from weft.machine import DTYPES, Host, Machine
+from weft.machine import DTYPES, HostCores, Machine
 from weft.operation import ITEM_BYTES
 from weft.plan.gathering import HALF
 from weft.select import _rule
@@ -104,7 +104,7 @@ def _by_cores(machine: Machine, world: int, left: int) -> _rule.Moving:
     )
 
 
-def _on_host(machine: Machine, host: Host, world: int, driver: str) -> _rule.Moving:
+def _on_host(machine: Machine, host: HostCores, world: int, driver: str) -> _rule.Moving:
     """On a host a copy runs on a thread of the rank, and takes time of its core."""
     engines, links, peers = machine.engines, machine.links, max(1, world - 1)
     copying = engines.bandwidth * _share_of_core(machine, world)

@@ -27,13 +27,13 @@ from weft.plan.concurrent import Concurrent
 from weft.plan.tasks import AnyTask, Copy, Matmul, Plan
 from weft.simulate.cost.collective_cost import bandwidth_by_cores, collective
 from weft.simulate.cost.gemm import SPREAD, GemmCost, gemm
-from weft.simulate.demand import Kernel, Transfer
+from weft.simulate.demand import KernelDemand, TransferDemand
 from weft.simulate.events import Events
 from weft.simulate.queues import Job, Lane
 from weft.simulate.sharing import Flow
 from weft.strategy import Strategy
 
-_Job = Job[Kernel | Transfer]
+_Job = Job[KernelDemand | TransferDemand]
 
 
 class BesideEvents(Events):
@@ -70,7 +70,9 @@ class BesideEvents(Events):
                 self._driving[rank] = driven / self._node.driven_bandwidth
                 self._drive(rank)
 
-    def _cost(self, task: AnyTask, lane: Lane, now: float) -> tuple[Kernel | Transfer, float]:
+    def _cost(
+        self, task: AnyTask, lane: Lane, now: float
+    ) -> tuple[KernelDemand | TransferDemand, float]:
         cost, fixed = super()._cost(task, lane, now)
         if not isinstance(task, Copy):
             return cost, fixed
@@ -90,7 +92,7 @@ class BesideEvents(Events):
 
     def _body(self, job: _Job, now: float) -> None:
         rank = job.lane.rank
-        if isinstance(job.cost, Transfer) and self._waits(rank):
+        if isinstance(job.cost, TransferDemand) and self._waits(rank):
             self._starved.setdefault(rank, []).append(job)
             return
         super()._body(job, now)
@@ -104,13 +106,13 @@ class BesideEvents(Events):
 
     def _end(self, job: _Job, now: float) -> None:
         super()._end(job, now)
-        if not isinstance(job.cost, Transfer) and self._behind:
+        if not isinstance(job.cost, TransferDemand) and self._behind:
             self._feed(job.lane.rank, now)
 
     def _flow_ended(self, flow: Flow, now: float) -> None:
         job: _Job = flow.owner
         rank = job.lane.rank
-        if isinstance(job.cost, Transfer) or rank not in self._left_over:
+        if isinstance(job.cost, TransferDemand) or rank not in self._left_over:
             super()._flow_ended(flow, now)
             return
         # The GEMM goes on with the tiles it has, and the collective has the units of the others.

@@ -29,7 +29,7 @@ from weft.simulate.sharing import Resource
 
 
 @dataclass(frozen=True, slots=True)
-class Transfer:
+class TransferDemand:
     """A copy: `size` bytes at no more than `rate`.
 
     `first` passes before bytes flow if the lane stood still, `next` if the copy was queued right
@@ -48,7 +48,7 @@ class Transfer:
     ends: tuple[int, ...] = ()
 
 
-class Kernel:
+class KernelDemand:
     """A task on the compute units: `launch` seconds, then a body with `size` bytes of traffic.
 
     `reach` is how long its `remote` bytes take over links that nobody else uses.
@@ -81,7 +81,7 @@ class Kernel:
         return found
 
 
-_NOTHING = Kernel(0.0, 0.0, (), lambda units: 0.0)
+_NOTHING = KernelDemand(0.0, 0.0, (), lambda units: 0.0)
 """A task that only waits."""
 
 
@@ -92,13 +92,13 @@ class Demands:
         self.plan = plan
         self.node = node
         self.machine = node.machine
-        self._transfers: dict[tuple[object, ...], Transfer] = {}
-        self._kernels: dict[tuple[object, ...], Kernel] = {}
+        self._transfers: dict[tuple[object, ...], TransferDemand] = {}
+        self._kernels: dict[tuple[object, ...], KernelDemand] = {}
         self._loads: dict[tuple[int, str], float] = {}
         self._turns: dict[tuple[int, str], int] = {}
-        self._whole: dict[int, tuple[Kernel, int]] = {}
+        self._whole: dict[int, tuple[KernelDemand, int]] = {}
 
-    def transfer(self, task: Copy) -> Transfer:
+    def transfer(self, task: Copy) -> TransferDemand:
         here, there = task.source, task.target
         ranks = (task.rank, here.rank, there.rank, task.peer)
         more = (task.swaps, task.prelaunched, *(region.rank for region in task.also))
@@ -108,7 +108,7 @@ class Demands:
             found = self._transfers[key] = self._copy(task)
         return found
 
-    def kernel(self, task: Matmul | Permute | Reduce | Tiles | Lookup | Await) -> Kernel:
+    def kernel(self, task: Matmul | Permute | Reduce | Tiles | Lookup | Await) -> KernelDemand:
         if isinstance(task, Tiles):
             return self._tiles(task)
         if isinstance(task, Await):
@@ -128,7 +128,7 @@ class Demands:
             self._kernels[key] = found
         return found
 
-    def _copy(self, task: Copy) -> Transfer:
+    def _copy(self, task: Copy) -> TransferDemand:
         machine, node = self.machine, self.node
         size, runs = self.plan.num_bytes(task.source), runs_of(self.plan, task)
         source, target = task.source.rank, task.target.rank
@@ -159,7 +159,7 @@ class Demands:
         pairs = zip(task.reads(), task.writes(), strict=True)
         streams = [(start.rank, end.rank) for start, end in pairs if start.rank != end.rank]
         ends = tuple(0 if node.folded else rank for stream in streams for rank in stream)
-        return Transfer(
+        return TransferDemand(
             size,
             cost.rate,
             node.draws(wanted),
@@ -174,7 +174,7 @@ class Demands:
         """The engine lanes of a rank that the host has commanded so far."""
         return [lane for owner, lane in self._turns if owner == rank]
 
-    def _move(self, task: Permute | Reduce | Lookup) -> Kernel:
+    def _move(self, task: Permute | Reduce | Lookup) -> KernelDemand:
         """A permute, a sum or lookups: all that counts is the bytes read and written, and where."""
         machine = self.machine
         read = sum(map(self.plan.num_bytes, task.sources))
@@ -192,9 +192,9 @@ class Demands:
         wanted.append((("memory", task.rank, 0), here / total))
         launch = memory_bound(machine, read, written).launch
         launch += machine.links.latency if reach else 0.0
-        return Kernel(launch, total, self.node.draws(wanted), body, reach, total - here)
+        return KernelDemand(launch, total, self.node.draws(wanted), body, reach, total - here)
 
-    def _matmul(self, task: Matmul) -> Kernel:
+    def _matmul(self, task: Matmul) -> KernelDemand:
         machine = self.machine
         m, n, k = task.c.rows, task.c.columns, task.inner
         dtype = self.plan.buffer[task.a.key].dtype
@@ -214,9 +214,9 @@ class Demands:
         wanted, here, reach = self._remote(task.rank, (task.a, task.b, task.c), traffic, 2)
         wanted.append((("memory", task.rank, 0), max(here, 0.0) / traffic))
         launch = whole.launch + (machine.links.latency if reach else 0.0)
-        return Kernel(launch, traffic, self.node.draws(wanted), body, reach, traffic - here)
+        return KernelDemand(launch, traffic, self.node.draws(wanted), body, reach, traffic - here)
 
-    def _tiles(self, task: Tiles) -> Kernel:
+    def _tiles(self, task: Tiles) -> KernelDemand:
         """Products that are part of one kernel: their share of what the whole would take."""
         found = self._whole.get(task.rank)
         if found is None:
@@ -233,7 +233,7 @@ class Demands:
         draws = self.node.draws(wanted)
         launch = whole.launch + (self.machine.links.latency if reach else 0.0)
         remote = traffic - here
-        return Kernel(
+        return KernelDemand(
             launch, traffic, draws, lambda units: share * whole.body(units), reach, remote
         )
 

@@ -24,12 +24,12 @@ from collections.abc import Sequence
 from weft.machine import Machine
 from weft.plan.tasks import AnyTask, Copy, Plan, Region
 from weft.simulate.contention import contention
-from weft.simulate.demand import Demands, Kernel, Transfer
+from weft.simulate.demand import Demands, KernelDemand, TransferDemand
 from weft.simulate.node import Node
 from weft.simulate.queues import Job, Lane, Queues
 from weft.simulate.sharing import Flow
 
-_Cost = Kernel | Transfer
+_Cost = KernelDemand | TransferDemand
 
 
 class Events(Queues[_Cost]):
@@ -79,13 +79,13 @@ class Events(Queues[_Cost]):
         return kernel, kernel.launch + max(gap, called - now)
 
     def _launched(self, job: Job[_Cost]) -> None:
-        if isinstance(job.cost, Transfer) and job.cost.units:
+        if isinstance(job.cost, TransferDemand) and job.cost.units:
             self._hold(job.lane.rank, job.cost.units)
 
     def _body(self, job: Job[_Cost], now: float) -> None:
         job.body = now
         cost, rank = job.cost, job.lane.rank
-        if isinstance(cost, Transfer):
+        if isinstance(cost, TransferDemand):
             cap = cost.rate
             if cost.ends:
                 self._copies[rank][job] = None
@@ -97,7 +97,7 @@ class Events(Queues[_Cost]):
             cap = self._cap(cost, rank)
         job.flow = Flow(job, cost.size, cap, cost.draws, now)
         self._sharing.start(job.flow)
-        if isinstance(cost, Transfer):
+        if isinstance(cost, TransferDemand):
             self._flow_by(cost, cost.rate)
         else:
             self._kernel_of[rank] = job
@@ -112,7 +112,7 @@ class Events(Queues[_Cost]):
             job.flow.version += 1
             self._sharing.stop(job.flow)
             job.flow = None  # a cycle otherwise, of which there would be one per task
-        if isinstance(cost, Transfer):
+        if isinstance(cost, TransferDemand):
             body = reach = cost.size / cost.rate
             delay = cost.completion
             if cost.units:
@@ -129,7 +129,7 @@ class Events(Queues[_Cost]):
 
     # -- what meets --------------------------------------------------------------------------------
 
-    def _flow_by(self, cost: Transfer, rate: float) -> None:
+    def _flow_by(self, cost: TransferDemand, rate: float) -> None:
         """Bytes flow over the links of the ends of a copy, or no longer do."""
         if not self._contention.share:
             return
@@ -153,7 +153,7 @@ class Events(Queues[_Cost]):
         """A kernel has started or ended on a rank: bytes that pass its links feel it."""
         slower = self._slows_bytes(rank)
         for job in self._copies[rank]:
-            if job.flow is not None and isinstance(job.cost, Transfer):
+            if job.flow is not None and isinstance(job.cost, TransferDemand):
                 self._sharing.set_cap(job.flow, job.cost.rate / slower)
         for port, capacity in self._node.ports(rank):
             self._sharing.set_capacity(port, capacity / slower)
@@ -168,7 +168,7 @@ class Events(Queues[_Cost]):
         """What runs beside the kernel of a rank has changed; so has what its memory gives, which is
         less to a kernel and bytes of peers at once than to either."""
         job, slower = self._kernel_of.get(rank), 1.0
-        if job is not None and job.flow is not None and isinstance(job.cost, Kernel):
+        if job is not None and job.flow is not None and isinstance(job.cost, KernelDemand):
             cap = self._cap(job.cost, rank)
             if cap != job.flow.cap:
                 self._sharing.set_cap(job.flow, cap)
@@ -193,7 +193,7 @@ class Events(Queues[_Cost]):
         """Compute units that are left to the rank's kernel."""
         return max(1, self._machine.compute.units - min(self._held[rank], self._most_held))
 
-    def _cap(self, kernel: Kernel, rank: int) -> float:
+    def _cap(self, kernel: KernelDemand, rank: int) -> float:
         units, meeting = self._units(rank), self._contention
         flowing = self._flowing[rank]
         if kernel.remote:  # bytes of its own; mirrored by what peers take from this rank

@@ -19,7 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
-from weft.machine import Host, Machine
+from weft.machine import HostCores, Machine
 from weft.plan.tasks import AnyTask, Await, Copy, Lookup, Matmul, Plan, Region, Tiles
 from weft.simulate.cost import gemm, memory_bound
 from weft.simulate.demand import runs_of
@@ -31,7 +31,7 @@ Draws = tuple[tuple[Resource, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class HostWork:
     """What a task asks of its core and of links, in seconds; `first` and `next` are its fixed part
     on an idle and on a busy lane, `completion` passes until a waiter knows that it ended."""
 
@@ -55,10 +55,10 @@ class _Flight:
         self.held: Flow | None = None
 
 
-class HostEvents(Queues[Work]):
+class HostEvents(Queues[HostWork]):
     """One simulation of all ranks."""
 
-    def __init__(self, plan: Plan, machine: Machine, host: Host) -> None:
+    def __init__(self, plan: Plan, machine: Machine, host: HostCores) -> None:
         after = [task.after for task in plan.tasks]
         super().__init__(plan, plan.tasks, after, machine.launch.decision)
         self._plan = plan
@@ -66,15 +66,15 @@ class HostEvents(Queues[Work]):
         self._host = host
         self._node = Node(machine, plan.operation.world, False)
         self._cores = _cores(host.cores, plan.operation.world)
-        self._flights: dict[Job[Work], _Flight] = {}
-        self._works: dict[tuple[object, ...], Work] = {}
+        self._flights: dict[Job[HostWork], _Flight] = {}
+        self._works: dict[tuple[object, ...], HostWork] = {}
         self._behind: dict[Lane, float] = {}
         self._turns: dict[Lane, float] = {}
         self._spinning = dict.fromkeys(self._cores, 0)
 
     # -- what tasks cost ---------------------------------------------------------------------------
 
-    def _cost(self, task: AnyTask, lane: Lane, now: float) -> tuple[Work, float]:
+    def _cost(self, task: AnyTask, lane: Lane, now: float) -> tuple[HostWork, float]:
         key = _key(task)
         work = self._works.get(key)
         if work is None:
@@ -88,7 +88,7 @@ class HostEvents(Queues[Work]):
             self._spinning[core] += 1
         return work, fixed + self._behind.pop(lane, 0.0)
 
-    def _work(self, task: AnyTask) -> Work:
+    def _work(self, task: AnyTask) -> HostWork:
         machine = self._machine
         if isinstance(task, Copy):
             return self._copy(task)
@@ -113,7 +113,7 @@ class HostEvents(Queues[Work]):
         core = gemm(machine, task.c.rows, task.c.columns, task.inner, dtype).compute_seconds
         return self._in_place(task, core)
 
-    def _in_place(self, task: AnyTask, core: float) -> Work:
+    def _in_place(self, task: AnyTask, core: float) -> HostWork:
         """A task of the compute lane, which a region of a peer holds up until it is through."""
         links = self._machine.links
         read = [(r, r.rank, task.rank) for r in task.reads() if r.rank != task.rank]
@@ -124,13 +124,13 @@ class HostEvents(Queues[Work]):
         link = self._plan.num_bytes(region) / links.to_one_peer() + links.latency
         return self._kernel(core, link, self._route(source, target))
 
-    def _kernel(self, core: float, link: float, route: Draws) -> Work:
+    def _kernel(self, core: float, link: float, route: Draws) -> HostWork:
         launch = self._machine.launch
-        return Work(
+        return HostWork(
             core, link, route, True, launch.kernel, launch.kernel, launch.signal + launch.poll
         )
 
-    def _copy(self, task: Copy) -> Work:
+    def _copy(self, task: Copy) -> HostWork:
         machine, engines, host = self._machine, self._machine.engines, self._host
         size, runs = self._plan.num_bytes(task.source), runs_of(self._plan, task)
         source, target = task.source.rank, task.target.rank
@@ -139,7 +139,7 @@ class HostEvents(Queues[Work]):
         core = size / bandwidth + (runs - 1) * engines.row
         first, completion = engines.release + engines.packet, engines.completion
         if not remote or not self._linked:
-            return Work(core, 0.0, (), True, first, engines.next_packet, completion)
+            return HostWork(core, 0.0, (), True, first, engines.next_packet, completion)
         rate, spins = machine.links.to_one_peer(), task.engine == "cores"
         if not spins:
             rows = task.source.rows
@@ -147,7 +147,7 @@ class HostEvents(Queues[Work]):
             core += host.nap * ceil(rows / at_once)
         completion += machine.links.latency
         route = self._route(source, target)
-        return Work(core, size / rate, route, spins, first, engines.next_packet, completion)
+        return HostWork(core, size / rate, route, spins, first, engines.next_packet, completion)
 
     @property
     def _linked(self) -> bool:
@@ -160,7 +160,7 @@ class HostEvents(Queues[Work]):
 
     # -- what becomes of them ----------------------------------------------------------------------
 
-    def _body(self, job: Job[Work], now: float) -> None:
+    def _body(self, job: Job[HostWork], now: float) -> None:
         job.body = now
         flight = self._flights[job] = _Flight()
         if job.cost.link > 0.0:
@@ -170,7 +170,7 @@ class HostEvents(Queues[Work]):
         self._settle(job, flight, now)
 
     def _flow_ended(self, flow: Flow, now: float) -> None:
-        job: Job[Work] = flow.owner
+        job: Job[HostWork] = flow.owner
         flight = self._flights[job]
         self._stop(flow)
         if flow is flight.core:
@@ -179,7 +179,7 @@ class HostEvents(Queues[Work]):
             flight.link = None
         self._settle(job, flight, now)
 
-    def _settle(self, job: Job[Work], flight: _Flight, now: float) -> None:
+    def _settle(self, job: Job[HostWork], flight: _Flight, now: float) -> None:
         if flight.core is not None:
             return
         if flight.link is not None:
@@ -195,7 +195,7 @@ class HostEvents(Queues[Work]):
         del self._flights[job]
         self._finish(job, now, job.cost.core, max(job.cost.core, job.cost.link), delay)
 
-    def _flow(self, job: Job[Work] | None, seconds: float, draws: Draws, now: float) -> Flow:
+    def _flow(self, job: Job[HostWork] | None, seconds: float, draws: Draws, now: float) -> Flow:
         flow = Flow(job, seconds, 1.0, draws, now)
         self._sharing.start(flow)
         return flow
@@ -204,10 +204,10 @@ class HostEvents(Queues[Work]):
         flow.version += 1
         self._sharing.stop(flow)
 
-    def _core_of(self, job: Job[Work]) -> Draws:
+    def _core_of(self, job: Job[HostWork]) -> Draws:
         return ((self._cores[job.lane.rank], 1.0),)
 
-    def _late(self, job: Job[Work], now: float) -> float:
+    def _late(self, job: Job[HostWork], now: float) -> float:
         """Seconds until a waiter goes on after the link of a spinning thread is through.
 
         Threads that want one core have it in turns, a slice each, and only who has it sees that its
@@ -228,7 +228,7 @@ class HostEvents(Queues[Work]):
             late += (len(core.flows) + more) // core.capacity * host.slice / 2.0
         return late
 
-    def _asleep(self, job: Job[Work]) -> bool:
+    def _asleep(self, job: Job[HostWork]) -> bool:
         """Whether a task on another lane of the rank has nothing left to do but wait for this."""
         lanes = {
             self._lane_of[follower.id] for task in job.run for follower in self._followers[task.id]
@@ -236,7 +236,7 @@ class HostEvents(Queues[Work]):
         return any(not lane.busy for lane in lanes if lane is not job.lane)
 
 
-def _spins(task: AnyTask, work: Work) -> bool:
+def _spins(task: AnyTask, work: HostWork) -> bool:
     """Whether an engine spins until its link is through."""
     return work.holds_core and work.link > 0.0 and isinstance(task, Copy)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from weft.machine import Cluster, cluster_from_table, load_cluster, measurements
 from weft.plan.collective import UNROOTED
-from weft.simulate.cluster import Answer, ask, together
+from weft.simulate.cluster import CollectiveAnswer, ask, together
 
 GIB = 1 << 30
 INSIDE = ("mesh", "switch", "ring")
@@ -45,7 +45,7 @@ def sample(inside: str, between: str, nodes: int) -> Cluster:
     )
 
 
-def near_the_bound() -> Iterator[Answer]:
+def near_the_bound() -> Iterator[CollectiveAnswer]:
     """The fastest algorithm for every collective on every kind of cluster, at a large size."""
     for inside in INSIDE:
         for between in BETWEEN:

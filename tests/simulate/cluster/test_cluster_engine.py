@@ -8,7 +8,7 @@ import pytest
 
 from weft.errors import InvalidPlan
 from weft.machine import load_cluster
-from weft.simulate.cluster import Kernel, Task, Wiring, lower, run
+from weft.simulate.cluster import ClusterKernel, ClusterTask, Wiring, lower, run
 
 DISTURBED = load_cluster("mi300x").with_nodes(4)
 CLUSTER = replace(DISTURBED, machine=DISTURBED.device.without_contention())
@@ -16,9 +16,9 @@ WIRING = Wiring(CLUSTER)
 UNITS = CLUSTER.device.compute.units
 
 
-def compute(seconds: float, after: tuple[int, ...] = (), traffic: float = 0.0) -> Task:
-    kernel = Kernel(0.0, lambda units: seconds * UNITS / units, traffic)
-    return Task("kernel", "compute", "matmul", after, kernel)
+def compute(seconds: float, after: tuple[int, ...] = (), traffic: float = 0.0) -> ClusterTask:
+    kernel = ClusterKernel(0.0, lambda units: seconds * UNITS / units, traffic)
+    return ClusterTask("kernel", "compute", "matmul", after, kernel)
 
 
 def test_lanes_are_queues_and_waits_are_kept() -> None:

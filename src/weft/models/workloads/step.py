@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from weft.errors import Unsupported
 from weft.machine import Cluster
-from weft.simulate.cluster import Axes, Kernel, Ran, Task, Wiring, lower, run
+from weft.simulate.cluster import Axes, ClusterKernel, ClusterTask, Ran, Wiring, lower, run
 from weft.simulate.cost import gemm, memory_bound
 from weft.timeline import COMPUTE
 
@@ -19,7 +19,7 @@ class StepBuilder:
         self.cluster = cluster
         self.machine = cluster.device
         self.wiring = Wiring(cluster)
-        self.tasks: list[Task] = []
+        self.tasks: list[ClusterTask] = []
 
     @property
     def network(self) -> Axes:
@@ -46,9 +46,9 @@ class StepBuilder:
             found = gemm(machine, *sizes, dtype, batch=batch, units=units)
             return max(found.compute_seconds, found.memory_seconds)
 
-        kernel = Kernel(cost.launch + machine.launch.gap, body, cost.bytes)
+        kernel = ClusterKernel(cost.launch + machine.launch.gap, body, cost.bytes)
         flops = 2 * batch * sizes[0] * sizes[1] * sizes[2]
-        return self._add(Task(name, COMPUTE, "matmul", after, kernel, num_flops=flops))
+        return self._add(ClusterTask(name, COMPUTE, "matmul", after, kernel, num_flops=flops))
 
     def moving(
         self,
@@ -75,18 +75,20 @@ class StepBuilder:
             return part * found.memory_seconds
 
         launch = whole.launch + machine.launch.gap if launched else 0.0
-        kernel = Kernel(launch, body, part * (read + written) / share)
-        return self._add(Task(name, COMPUTE, kind, after, kernel))
+        kernel = ClusterKernel(launch, body, part * (read + written) / share)
+        return self._add(ClusterTask(name, COMPUTE, kind, after, kernel))
 
     def flops(self, name: str, amount: float, rate: float, after: tuple[int, ...]) -> int:
         """A kernel that computes at a given rate, with little memory traffic."""
         machine = self.machine
         units = machine.compute.units
-        kernel = Kernel(
+        kernel = ClusterKernel(
             machine.launch.kernel + machine.launch.gap,
             lambda left: amount / rate * units / left,
         )
-        return self._add(Task(name, COMPUTE, "matmul", after, kernel, num_flops=round(amount)))
+        return self._add(
+            ClusterTask(name, COMPUTE, "matmul", after, kernel, num_flops=round(amount))
+        )
 
     def collective(
         self,
@@ -133,7 +135,7 @@ class StepBuilder:
             return cores.copy_units
         return cores.all_to_all_units if kind == "all_to_all" else cores.all_gather_units
 
-    def _add(self, task: Task) -> int:
+    def _add(self, task: ClusterTask) -> int:
         self.tasks.append(task)
         return len(self.tasks) - 1
 

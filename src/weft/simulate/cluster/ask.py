@@ -10,7 +10,7 @@ from weft.errors import Unsupported
 from weft.machine import Cluster
 from weft.plan.collective import find_kind
 from weft.simulate.cluster.bound import bound
-from weft.simulate.cluster.engine import Ran, Task, run
+from weft.simulate.cluster.engine import ClusterTask, Ran, run
 from weft.simulate.cluster.lowering import CHUNKED, FLAT, Algorithm, lower
 from weft.simulate.cluster.wiring import Wiring
 from weft.timeline import Timeline
@@ -21,7 +21,7 @@ CHUNKS = (1, 2, 4, 8, 16, 32, 64)
 
 
 @dataclass(frozen=True)
-class Answer:
+class CollectiveAnswer:
     """A collective on a cluster, by one algorithm."""
 
     cluster: Cluster
@@ -75,7 +75,7 @@ class Answer:
 
 def ask(
     cluster: Cluster, kind: str, total: float, algorithm: str = "auto", chunks: int | None = None
-) -> list[Answer]:
+) -> list[CollectiveAnswer]:
     """Simulates a collective over all ranks of a cluster; the quickest answer comes first.
 
     `auto` tries all algorithms, `hierarchical` all numbers of chunks unless one is given. `total`
@@ -87,24 +87,24 @@ def ask(
     found = []
     for name in names:
         tries = CHUNKS if chunks is None and _chunked(wiring, name) else (chunks or 1,)
-        answers: list[Answer] = []
+        answers: list[CollectiveAnswer] = []
         for n in tries:
             ran = run(wiring, lower(wiring, kind, total, name, chunks=n))
-            answers.append(Answer(cluster, kind, total, name, n, ran))
+            answers.append(CollectiveAnswer(cluster, kind, total, name, n, ran))
             if len(answers) > 3 and min(answers, key=_seconds) not in answers[-3:]:
                 break  # finer only adds latency
         found.append(min(answers, key=_seconds))
     return sorted(found, key=_seconds)
 
 
-def _seconds(answer: Answer) -> float:
+def _seconds(answer: CollectiveAnswer) -> float:
     return answer.seconds
 
 
 def together(cluster: Cluster, asked: Sequence[tuple[str, float, str, int]]) -> list[float]:
     """When each of several collectives (kind, total, algorithm, chunks) ends, begun at once."""
     wiring = Wiring(cluster)
-    tasks: list[Task] = []
+    tasks: list[ClusterTask] = []
     for number, (kind, total, algorithm, chunks) in enumerate(asked):
         tasks += lower(
             wiring,

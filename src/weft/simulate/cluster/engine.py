@@ -26,7 +26,7 @@ _BODY, _END, _DONE = range(3)
 
 
 @dataclass(frozen=True)
-class Kernel:
+class ClusterKernel:
     """A task on the compute units: `launch` seconds, then `body(units)` seconds in which `traffic`
     bytes of memory are moved."""
 
@@ -36,7 +36,7 @@ class Kernel:
 
 
 @dataclass(frozen=True)
-class Task:
+class ClusterTask:
     """A kernel, or rounds of communication; `after` are the places of tasks it waits for.
 
     `start` passes before anything moves. `units` are compute units that communication holds, and
@@ -47,7 +47,7 @@ class Task:
     lane: str
     kind: str = COMMUNICATION
     after: tuple[int, ...] = ()
-    kernel: Kernel | None = None
+    kernel: ClusterKernel | None = None
     rounds: tuple[Round, ...] = ()
     start: float = 0.0
     units: int = 0
@@ -76,14 +76,14 @@ class Ran:
         return max((span.end for span in self.spans if span.task.startswith(name)), default=0.0)
 
 
-def run(wiring: Wiring, tasks: Sequence[Task]) -> Ran:
+def run(wiring: Wiring, tasks: Sequence[ClusterTask]) -> Ran:
     """Runs the tasks from time 0."""
     return _Engine(wiring, tasks).run()
 
 
 @dataclass(eq=False)
 class _Job:
-    task: Task
+    task: ClusterTask
     place: int
     start: float
     steps: list[tuple[Round, int]] = field(default_factory=list)
@@ -94,7 +94,7 @@ class _Job:
 
 
 class _Engine:
-    def __init__(self, wiring: Wiring, tasks: Sequence[Task]) -> None:
+    def __init__(self, wiring: Wiring, tasks: Sequence[ClusterTask]) -> None:
         self._wiring = wiring
         self._tasks = tasks
         self._machine = wiring.cluster.machine
@@ -324,7 +324,7 @@ class _Engine:
             return 1
         return max(1, self._machine.compute.units - self._held)
 
-    def _cap(self, kernel: Kernel) -> float:
+    def _cap(self, kernel: ClusterKernel) -> float:
         seconds = kernel.body(self._units)
         seconds *= self._contention(self._held).slows_kernel(max(0.0, self._flowing))
         return max(kernel.traffic, 1.0) / seconds

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from weft.errors import Unsupported, nearest
 from weft.plan.collective import UNROOTED, find_kind
 from weft.simulate.cluster.algorithms import LEVEL, flat, over_axis
-from weft.simulate.cluster.engine import Task
+from weft.simulate.cluster.engine import ClusterTask
 from weft.simulate.cluster.rounds import Round, alone, busy, sent
 from weft.simulate.cluster.wiring import Axes, Name, Wiring
 
@@ -86,7 +86,7 @@ def lower(
     start: float | None = None,
     units: int = 0,
     lanes: str = "",
-) -> list[Task]:
+) -> list[ClusterTask]:
     """The tasks of a collective over the ranks along some axes (by default all of them).
 
     `total` is the gathered result, the input of a reduce-scatter or all-to-all on each rank, or the
@@ -133,9 +133,9 @@ class _Frame:
     weights: Mapping[int, float] = field(default_factory=dict)  # by axis, beside others of it
 
 
-def _pipeline(wiring: Wiring, chunks: list[Stages], frame: _Frame, first: int) -> list[Task]:
+def _pipeline(wiring: Wiring, chunks: list[Stages], frame: _Frame, first: int) -> list[ClusterTask]:
     """Tasks for every stage of every chunk, and one end for whoever waits for the whole."""
-    tasks: list[Task] = []
+    tasks: list[ClusterTask] = []
     ends: list[int] = []
     earlier: dict[int, list[list[int]]] = {}  # the tasks of chunks with the same stages
     for number, stages in enumerate(chunks):
@@ -184,7 +184,7 @@ def _chunks(
 
 def _mixed(
     wiring: Wiring, kind: str, total: float, axes: Axes, chunks: int, frame: _Frame, first: int
-) -> list[Task]:
+) -> list[ClusterTask]:
     """Beside the usual order of levels, a share goes in the opposite one, which asks more of the
     network and less of the node: as much as it takes for both to be busy for as long."""
     if kind == "all_to_all":
@@ -201,7 +201,7 @@ def _mixed(
     ]
     # On every level the two get what they need of it, so that they end together.
     needs = [{axis: _axis_seconds(wiring, cut, axis) for axis in axes} for cut in cuts]
-    tasks: list[Task] = []
+    tasks: list[ClusterTask] = []
     ends = []
     for number, cut in enumerate(cuts):
         if shares[number] <= 0.0:
@@ -252,8 +252,8 @@ def _task(
     start: float,
     units: int,
     weight: float = 1.0,
-) -> Task:
-    return Task(
+) -> ClusterTask:
+    return ClusterTask(
         name,
         lane,
         after=after,

@@ -13,7 +13,7 @@ from itertools import pairwise
 from weft.errors import Unsupported
 from weft.machine import Cluster
 from weft.plan.tasks import Copy, Plan
-from weft.simulate.demand import Demands, Transfer
+from weft.simulate.demand import Demands, TransferDemand
 from weft.simulate.events import Events
 from weft.simulate.node import Draws, Node
 from weft.simulate.result import Simulation
@@ -124,7 +124,7 @@ class _ClusterNode(Node):
 
 
 class _ClusterDemands(Demands):
-    def _copy(self, task: Copy) -> Transfer:
+    def _copy(self, task: Copy) -> TransferDemand:
         found = super()._copy(task)
         assert isinstance(self.node, _ClusterNode)
         more = self.node.latency(task.source.rank, task.target.rank)

@@ -19,7 +19,7 @@ _DATA = Path(__file__).parent.parent / "scenarios" / "c3.csv"
 
 
 @dataclass(frozen=True)
-class Case:
+class C3Case:
     """A GEMM of M, N, K on every rank, concurrent with a collective of `num_bytes`."""
 
     id: str
@@ -46,11 +46,11 @@ def kind_of(compute: float, communication: float) -> Kind:
     return "C-long" if communication > LONGER * compute else "GC-equal"
 
 
-def llama() -> tuple[Case, ...]:
+def llama() -> tuple[C3Case, ...]:
     """The 30 scenarios of Llama-3 70B and 405B. Their file explains how they were chosen."""
     lines = [line for line in _DATA.read_text("utf-8").splitlines() if not line.startswith("#")]
     return tuple(
-        Case(
+        C3Case(
             row["id"],
             int(row["m"]),
             int(row["n"]),

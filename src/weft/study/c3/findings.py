@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from weft.strategy import NAMES, Strategy
-from weft.study.c3.cases import Case, Kind, kind_of
+from weft.study.c3.cases import C3Case, Kind, kind_of
 
 
 @dataclass(frozen=True)
-class Outcome:
+class C3Outcome:
     """One strategy in one scenario. Slowdowns are relative to the same work alone: of the GEMM from
     its start to its end, of the collective from the call to its end, even if it starts late."""
 
@@ -41,7 +41,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Choice:
+class RuleChoice:
     """The choice of a rule before anything runs, and the best choice of the sweep that it replaces.
     loss: how much longer the rule's choice takes, as a share."""
 
@@ -60,19 +60,19 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Scenario:
+class C3Scenario:
     """One scenario: the times of GEMM and collective alone, in seconds, and the outcome of each
     strategy by its name without units. A strategy with units has the best number of its sweep, or
     the rule's."""
 
-    case: Case
+    case: C3Case
     bound: str
     compute: float
     communication: float
     serial: float
-    outcomes: Mapping[str, Outcome]
-    sweeps: Mapping[str, tuple[Outcome, ...]] = field(default_factory=dict)
-    choices: tuple[Choice, ...] = ()
+    outcomes: Mapping[str, C3Outcome]
+    sweeps: Mapping[str, tuple[C3Outcome, ...]] = field(default_factory=dict)
+    choices: tuple[RuleChoice, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict)
     """The strategies that are impossible here, by name, with the reason."""
 
@@ -85,7 +85,7 @@ class Scenario:
         return kind_of(self.compute, self.communication)
 
     @property
-    def best(self) -> Outcome:
+    def best(self) -> C3Outcome:
         return min(self.outcomes.values(), key=lambda outcome: outcome.seconds)
 
     def to_json(self) -> dict[str, Any]:
@@ -183,7 +183,7 @@ class Study:
     world: int
     dtype: str
     measured: bool
-    scenarios: tuple[Scenario, ...]
+    scenarios: tuple[C3Scenario, ...]
     units: UnitSweep | None = None
     pays_from: Mapping[str, int] = field(default_factory=dict)
     """By collective, the bytes from which on copy engines are not slower than cores."""

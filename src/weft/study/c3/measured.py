@@ -28,8 +28,8 @@ from weft.plan.concurrent import COLLECTIVES
 from weft.run.placement import Placement
 from weft.run.record import record
 from weft.strategy import Strategy
-from weft.study.c3.cases import Case
-from weft.study.c3.findings import Outcome, Scenario, Study
+from weft.study.c3.cases import C3Case
+from weft.study.c3.findings import C3Outcome, C3Scenario, Study
 from weft.timeline import COMMUNICATION, Timeline, percent_of_ideal
 
 WORLD = 2
@@ -61,7 +61,7 @@ WARM_UP = 12
 class HostCase:
     """A case, and the time of its collective on its link, as a multiple of the GEMM."""
 
-    case: Case
+    case: C3Case
     multiple: float
 
 
@@ -71,7 +71,7 @@ def host_cases(
     """Both GEMMs with both collectives, where the collective is shorter, equal, and longer."""
     return [
         HostCase(
-            Case(
+            C3Case(
                 f"{shape}-{name}",
                 *SHAPES[shape],
                 collective,
@@ -99,14 +99,14 @@ def measure(
         raise Unsupported(f"there must be at least 1 round, not {repeat}")
     cores = sorted(os.sched_getaffinity(0))
     results = launch(world, _measure_rank, cases, cores, repeat, report=report)
-    scenarios: tuple[Scenario, ...] = results[0]
+    scenarios: tuple[C3Scenario, ...] = results[0]
     title = f"this host, {world} ranks on {len(cores)} cores"
     return Study("cpu", title, world, DTYPE, True, scenarios)
 
 
 def _measure_rank(
     report: Report, cases: Sequence[HostCase], cores: Sequence[int], repeat: int
-) -> tuple[Scenario, ...]:
+) -> tuple[C3Scenario, ...]:
     fabric, placement = of(None), Placement(cores)
     found = []
     try:
@@ -167,7 +167,7 @@ class _Bench:
 
         return lambda: self.placement.run(strategy, both)
 
-    def scenario(self, repeat: int) -> Scenario:
+    def scenario(self, repeat: int) -> C3Scenario:
         self.report(0.0, "warming up")
         for _ in range(2):
             self.move()  # engines start with their first copy
@@ -198,7 +198,7 @@ class _Bench:
         alone = list(zip(rounds["serial"], rounds["compute"], rounds["move"], strict=True))
         for strategy in self.strategies:
             own = list(zip(alone, rounds[strategy.name], strict=True))
-            outcomes[strategy.base] = Outcome(
+            outcomes[strategy.base] = C3Outcome(
                 strategy,
                 seconds[strategy.name],
                 statistics.median(serial / taken for (serial, _, _), taken in own),
@@ -209,7 +209,7 @@ class _Bench:
                 *slower[strategy.name],
             )
         bound = "memory" if self.case.m < 64 else "compute"
-        return Scenario(
+        return C3Scenario(
             self.case,
             bound,
             seconds["compute"],

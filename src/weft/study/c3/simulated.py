@@ -13,8 +13,8 @@ from weft.simulate import run
 from weft.simulate.cost import collective, gemm
 from weft.strategy import Driver, Strategy
 from weft.study.c3 import rules
-from weft.study.c3.cases import Case, llama
-from weft.study.c3.findings import Choice, Outcome, Scenario, Study, UnitSweep
+from weft.study.c3.cases import C3Case, llama
+from weft.study.c3.findings import C3Outcome, C3Scenario, RuleChoice, Study, UnitSweep
 from weft.timeline import Timeline, percent_of_ideal
 
 Report = Callable[[float, str], None]
@@ -33,7 +33,7 @@ LARGE = 1 << 30
 
 def study(
     machine: Machine,
-    cases: Sequence[Case] | None = None,
+    cases: Sequence[C3Case] | None = None,
     world: int | None = None,
     report: Report | None = None,
 ) -> Study:
@@ -65,7 +65,7 @@ def study(
     )
 
 
-def timeline(machine: Machine, scenario: Scenario, base: str, world: int) -> Timeline:
+def timeline(machine: Machine, scenario: C3Scenario, base: str, world: int) -> Timeline:
     """The timeline of an outcome, which is simulated again."""
     outcome = scenario.outcomes.get(base)
     if outcome is None:
@@ -95,11 +95,11 @@ class _Alone:
         self.serial = run(operation.lower(Strategy.of("serial")), machine).seconds
 
 
-def _scenario(machine: Machine, case: Case, world: int) -> Scenario:
+def _scenario(machine: Machine, case: C3Case, world: int) -> C3Scenario:
     operation = case.operation(world, DTYPE)
     alone = _Alone(machine, operation)
 
-    def outcome(strategy: Strategy) -> Outcome:
+    def outcome(strategy: Strategy) -> C3Outcome:
         return _outcome(machine, operation, strategy, alone)
 
     sweeps = {
@@ -117,7 +117,7 @@ def _scenario(machine: Machine, case: Case, world: int) -> Scenario:
     everything.append(outcome(Strategy.of("serial")))
     dma = [ladder["dma"], *sweeps["dma+trimmed"]]
     launches = [ladder["concurrent"], ladder["prioritized"]]
-    return Scenario(
+    return C3Scenario(
         case,
         "memory" if rules.is_memory_bound(machine, operation) else "compute",
         alone.compute,
@@ -134,11 +134,13 @@ def _scenario(machine: Machine, case: Case, world: int) -> Scenario:
     )
 
 
-def _outcome(machine: Machine, operation: Concurrent, strategy: Strategy, alone: _Alone) -> Outcome:
+def _outcome(
+    machine: Machine, operation: Concurrent, strategy: Strategy, alone: _Alone
+) -> C3Outcome:
     found = run(operation.lower(strategy), machine)
     multiplied = max(p.seconds for p in found.pieces if isinstance(p.task, Matmul))
     moved = max(p.end for p in found.pieces if isinstance(p.task, Copy))
-    return Outcome(
+    return C3Outcome(
         strategy,
         found.seconds,
         alone.serial / found.seconds,
@@ -148,17 +150,17 @@ def _outcome(machine: Machine, operation: Concurrent, strategy: Strategy, alone:
     )
 
 
-def _choice(question: str, rule: Strategy, tried: Sequence[Outcome]) -> Choice:
+def _choice(question: str, rule: Strategy, tried: Sequence[C3Outcome]) -> RuleChoice:
     best = min(tried, key=_seconds)
     taken = next(outcome for outcome in tried if outcome.strategy == rule)
-    return Choice(question, rule, best.strategy, taken.seconds / best.seconds - 1.0)
+    return RuleChoice(question, rule, best.strategy, taken.seconds / best.seconds - 1.0)
 
 
-def _seconds(outcome: Outcome) -> float:
+def _seconds(outcome: C3Outcome) -> float:
     return outcome.seconds
 
 
-def _units(machine: Machine, cases: Sequence[Case], world: int) -> UnitSweep:
+def _units(machine: Machine, cases: Sequence[C3Case], world: int) -> UnitSweep:
     """The effect of units on the GEMMs of the cases, and on a large collective, each alone."""
     total = machine.compute.units
     taken = tuple(units for units in TAKEN if units < total)
