@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, get_args
+from typing import Any
 
 from weft.errors import Unsupported, nearest
 from weft.machine import DTYPES, Machine
 from weft.operation import ITEM_BYTES
-from weft.plan.concurrent import SUMMING, Collective, Concurrent
+from weft.plan.concurrent import COLLECTIVES, SUMMING, Collective, Concurrent
 from weft.plan.tasks import Copy, Matmul
 from weft.simulate import run
 from weft.simulate.cost import collective
@@ -23,7 +23,7 @@ from weft.study.c3 import rules
 from weft.study.c3.simulated import TRIMS, WORLD
 from weft.timeline import percent_of_ideal
 
-KINDS: tuple[Collective, ...] = get_args(Collective)
+KINDS: tuple[Collective, ...] = (*COLLECTIVES, *SUMMING)
 NEAR = 1.01
 """A simpler strategy is preferred to one that is quicker by less than this factor."""
 WORTH = 1.01
