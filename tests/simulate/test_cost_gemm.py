@@ -190,7 +190,12 @@ def test_every_dtype_of_every_machine() -> None:
         machine = load(name)
         seconds = {d: gemm(machine, 4096, 4096, 4096, d).seconds for d in machine.compute.rate}
         assert seconds["float64"] >= seconds["float32"] > seconds["bfloat16"] > seconds["float8"]
-        assert seconds["float16"] == seconds["bfloat16"]
+        rate = machine.compute.rate
+        if rate["float16"] == rate["bfloat16"]:  # published rates of an MI325X differ
+            assert seconds["float16"] == seconds["bfloat16"]
+        else:
+            faster = rate["float16"] > rate["bfloat16"]
+            assert (seconds["float16"] < seconds["bfloat16"]) == faster
 
 
 def test_a_host_by_its_measured_rates() -> None:
