@@ -130,7 +130,7 @@ def _bind(
     return Bound(
         same,
         (("columns", n), ("splits", (sent, taken))),
-        (*bucket_of(m, max(taken)), n, k, dtype, return_gathered),
+        lambda: (*bucket_of(m, max(taken)), n, k, dtype, return_gathered),
         expected,
         {"x": rows.contiguous(), "w0": w},
         result,

@@ -115,7 +115,7 @@ def _bind(
     return Bound(
         (("N", n), ("dtype", dtype), ("the shape of x beside its rows and K", inner)),
         (("K", k), ("splits", (sent, taken))),
-        (*bucket_of(made, max(sent)), n, k, dtype),
+        lambda: (*bucket_of(made, max(sent)), n, k, dtype),
         lambda: MatmulAllToAll((sent,) * world, n, (k,) * world, dtype),
         {"x": rows, "w": w},
         lambda results: as_shaped(into(out, results["y"]), x, 0),

@@ -61,7 +61,7 @@ class Bound(NamedTuple):
 
     same: Items
     own: Items
-    key: Hashable
+    key: Hashable | Callable[[], Hashable]
     expected: Callable[[], Plannable]
     inputs: Tensors
     result: Callable[[Tensors], Any]
@@ -168,7 +168,8 @@ def _run(
         fabric.refuse(name, error)
         raise
     if decision is None:
-        decision = decide(session, name, bound.key, bound.expected, bound.work)
+        key = bound.key() if callable(bound.key) else bound.key
+        decision = decide(session, name, key, bound.expected, bound.work)
     try:
         request = _request(operator, fabric, decision, bound, output)
     except Exception as error:

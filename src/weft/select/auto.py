@@ -62,6 +62,12 @@ class Auto:
         if dict(first)["calibrate"]:
             self._machine = this_host.calibrate(self.fabric)
 
+    def settled(self, key: Hashable) -> Decision | None:
+        """The decision for this key if it will not change any more."""
+        if self.fabric.link is not self._link or self.forced is not None:
+            return None
+        return self._settled.get(key)
+
     def fixed(self, key: Hashable, operation: Callable[[], Any]) -> Decision | None:
         """The decision of a fixed rule for the operation with this key; None if no fixed rule
         applies."""
@@ -75,12 +81,14 @@ class Auto:
             self._fixed[key] = None
             if choice is not None:
                 name = choice.schedule.name
-                self._fixed[key] = Decision(name, AUTO, choice.schedule, choice.why)
+                decision = Decision(name, AUTO, choice.schedule, choice.why)
+                self._fixed[key] = self._settled[key] = decision
         return self._fixed[key]
 
     def choose(self, key: Hashable, operation: Callable[[], Any], work: int = 1) -> Decision:
         """The decision for a call, which rank 0 takes for all. See `select.decide`."""
         if self.fabric.rank != 0:
+            self._settled[key] = _IN_HEADER
             return _IN_HEADER
         if self.forced is not None:
             made, observer = operation(), self.observer

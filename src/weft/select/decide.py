@@ -45,6 +45,9 @@ def decide(
     proportional to it; needed if one key covers calls of several sizes.
     """
     memory, known = auto.of(session), (name, key)
+    settled = memory.settled(known)
+    if settled is not None:
+        return settled
     try:
         decision = memory.fixed(known, expected)
     except Exception as error:

@@ -30,11 +30,12 @@ SLOTS = ["inbox", "y"]
 class ProductRepeat:
     """A call without its operands. Implements `weft.fabric.Repeat`."""
 
-    __slots__ = ("_fabric", "_label", "_native")
+    __slots__ = ("_fabric", "_label", "_native", "_pitch", "_rows")
 
     def __init__(self, program: KernelProgram, proposal: Proposal) -> None:
         self._fabric = program.fabric
         self._label = program.label
+        self._rows = self._pitch = 0
         self._native = _native.Repeat(
             program.kernel,
             program.variant,
@@ -56,9 +57,11 @@ class ProductRepeat:
         kept, place = packed(w)
         if scale is not None:
             scale = scale.contiguous()
-        # x is a matrix, or contiguous: rows of K elements, one behind the other.
-        k, item = x.shape[-1], x.element_size()
-        pitch = x.stride(0) * item if x.dim() == 2 else k * item
+        if not self._rows:  # the same in every call
+            # x is a matrix, or contiguous: rows of K elements, one behind the other.
+            k, item = x.shape[-1], x.element_size()
+            self._rows = x.numel() // k
+            self._pitch = x.stride(0) * item if x.dim() == 2 else k * item
         call = fabric.next_call()
         try:
             inbox = fabric.memory.workspace("inbox", workspace["inbox"], call % 2)
@@ -67,8 +70,8 @@ class ProductRepeat:
                 call,
                 int(fabric.deadline * 1e9),
                 x.data_ptr(),
-                x.numel() // k,
-                pitch,
+                self._rows,
+                self._pitch,
                 *place,
                 0 if scale is None else scale.data_ptr(),
                 output.tensor.data_ptr(),
