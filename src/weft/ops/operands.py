@@ -110,6 +110,7 @@ def check_operands(
     for i, weight in enumerate(weights):
         name = "w" if len(weights) == 1 else f"w[{i}]"
         check_tensor(name, weight, (2,))
+        check_device(name, weight, x_name, x)
         if weight.dtype != x.dtype and not any_weight:
             raise Unsupported(
                 f"{x_name} is {dtype_name(x.dtype)} and {name} is {dtype_name(weight.dtype)}; "
@@ -121,6 +122,14 @@ def check_operands(
                 "both are K and must be equal"
             )
     dtype_name(x.dtype)
+
+
+def check_device(name: str, tensor: torch.Tensor, x_name: str, x: torch.Tensor) -> None:
+    """Raises unless a tensor is on the device of x."""
+    if tensor.device != x.device:
+        raise Unsupported(
+            f"{name} is on {tensor.device} and {x_name} on {x.device}; move one to the other"
+        )
 
 
 def check_dim(name: str, dim: int, x: torch.Tensor) -> int:
@@ -143,6 +152,7 @@ def check_out(
     if x.dim() != 2:
         raise Unsupported(f"out= takes 2-D {x_name} only; reshape it to [rows, K] first")
     tensor = check_tensor(name, out, (2,))
+    check_device(name, tensor, x_name, x)
     if tensor.dtype != x.dtype:
         raise Unsupported(
             f"{name} is {str(tensor.dtype).removeprefix('torch.')}, "

@@ -233,7 +233,13 @@ def _stored(
     if not in_kernel(fabric, schedule):
         # Copy engines write contiguous rows.
         given = out if out is not None and out.is_contiguous() else None
-        return (lambda _: {"y": torch.empty(shape, dtype=dtype) if given is None else given}), {}
+        return (
+            lambda _: {
+                "y": torch.empty(shape, dtype=dtype, device=fabric.device)
+                if given is None
+                else given
+            }
+        ), {}
     if output is None:
         output = fabric.memory.output(shape, dtype, out)
     else:
