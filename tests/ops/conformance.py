@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import random
 import time
 
 import torch
 import torch.distributed as dist
-from operator_entry import Draw, Peers
+from operator_entry import Draw, Peers, mapped
 from operators import OPERATORS
 
 import weft
+
+
+DEVICE = os.environ.get("WEFT_TEST_DEVICE", "")
+"""Where tensors are, if not in host memory."""
+
+
+def _to_device(tensor):
+    return tensor.to(DEVICE)
 
 
 class Case:
@@ -26,9 +35,12 @@ class Case:
         self.dtype, self.peers = dtype, Peers(group)
 
     def weft(self, schedule="auto", **options):
-        return self.example.call(
+        """The result of the operator, on the device of the fabric that is tested."""
+        example = self.example.map(_to_device) if DEVICE else self.example
+        result = example.call(
             self.operator.function, group=self.group, schedule=schedule, **options
         )
+        return mapped(result, torch.Tensor.cpu) if DEVICE and not options else result
 
     def plain(self):
         """In float64, by torch.distributed and torch alone."""

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
+import torch.distributed._symmetric_memory as symm_mem
 from torch.distributed import distributed_c10d
 
 from weft.loom.library import loaded
@@ -22,7 +23,7 @@ from weft.loom.library import loaded
 _FROM_ALL = (
     *("barrier", "monitored_barrier", "all_reduce", "all_gather", "all_gather_into_tensor"),
     *("all_gather_object", "all_to_all", "all_to_all_single", "reduce_scatter"),
-    "reduce_scatter_tensor",
+    *("reduce_scatter_tensor", "symm_mem.rendezvous"),
 )
 _FROM_ROOT = ("broadcast", "broadcast_object_list", "scatter", "scatter_object_list")
 _TO_ROOT = ("reduce", "gather", "gather_object")
@@ -38,6 +39,18 @@ def install() -> None:
         _wrap(name, _collective(name))
     for name in ("send", "recv"):
         _wrap(name, _message(name))
+    if not hasattr(symm_mem.rendezvous, "_loom"):
+        plain = symm_mem.rendezvous
+
+        def rendezvous(tensor: Any, group: Any) -> Any:
+            """All ranks of the group come to it, as to a barrier."""
+            found = group
+            if isinstance(group, str):
+                found = distributed_c10d._resolve_process_group(group)  # type: ignore[arg-type]
+            return _collective("symm_mem.rendezvous")(lambda *_, **__: plain(tensor, group))(group=found)
+
+        rendezvous._loom = True  # type: ignore[attr-defined]
+        symm_mem.rendezvous = rendezvous
 
 
 def _wrap(name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:

@@ -128,12 +128,15 @@ def operators() -> dict[str, Operator]:
 
 
 def session_for(group: dist.ProcessGroup | None, tensor: object) -> Session:
-    """The session of a group for calls on the device of a tensor. A device without a fabric is
-    refused by the checks of the arguments, on every rank."""
+    """The session of a group for calls on the device of a tensor; if a rank has no tensor at all,
+    on torch's default device. A device without a fabric is refused by the checks of the arguments,
+    on every rank."""
     device = "cpu"
-    if isinstance(tensor, torch.Tensor) and not tensor.is_cpu:
-        device = tensor.device.type if tensor.device.type in fabrics.devices() else "cpu"
-    return sessions.of(fabrics.of(group, device))
+    if not isinstance(tensor, torch.Tensor):
+        device = torch.get_default_device().type if tensor is None else device
+    elif not tensor.is_cpu:
+        device = tensor.device.type
+    return sessions.of(fabrics.of(group, device if device in fabrics.devices() else "cpu"))
 
 
 def run(

@@ -80,11 +80,7 @@ class DeviceFabric:
     def _open_words(self) -> Slab:
         """The words of every rank: for eager and for captured calls, those of meetings first."""
         size = 2 * (_TURNS * self.world + MAX_WORDS) * _WORD
-        slab = Slab(self.group, self.device, size)
-        slab.own.zero_()
-        torch.accelerator.synchronize(self.device)
-        self._meet("the words of a device", ())
-        return slab
+        return Slab(self.group, self.device, size, zeroed=True)
 
     def _agreed_rates(self) -> Rates:
         """Rank 0 measures its device for all ranks, which must decide alike."""

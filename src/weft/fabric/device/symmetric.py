@@ -25,9 +25,14 @@ _LEAST = 1 << 20
 class Slab:
     """Memory of equal size on all ranks. All ranks make it together."""
 
-    def __init__(self, group: dist.ProcessGroup, device: torch.device, size: int) -> None:
+    def __init__(
+        self, group: dist.ProcessGroup, device: torch.device, size: int, zeroed: bool = False
+    ) -> None:
         self.size = size
         self.own = symm_mem.empty(size, dtype=torch.uint8, device=device)
+        if zeroed:  # before any peer can write there
+            self.own.zero_()
+            torch.accelerator.synchronize(device)
         try:
             handle = symm_mem.rendezvous(self.own, group)
         except RuntimeError as error:
