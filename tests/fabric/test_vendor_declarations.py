@@ -1,4 +1,4 @@
-"""The vendor drivers against the vendors' own declarations: headers, and bindings where they are."""
+"""The drivers against the vendors' own declarations: headers, and bindings where they are."""
 
 from __future__ import annotations
 
