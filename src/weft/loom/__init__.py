@@ -71,7 +71,7 @@ def load(report: Report | None = None, **given: object) -> None:
     library.calls.loom_register_symmetric()
     backend.generate_methods_for_privateuse1_backend(for_storage=True)
     _register_for_compile()
-    register_driver("loom", LoomDriver)
+    register_driver("loom", lambda device: LoomDriver())
     fabrics.register("loom", fabrics.open_on_device)
     _device.remember_process()
     if settings.check:

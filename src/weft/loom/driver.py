@@ -21,12 +21,15 @@ class LoomDriver:
     """Copies, posts and waits on streams of loom."""
 
     name: str = "loom"
+    pitched: bool = True
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, stream: torch.Stream) -> None:
         """Copies a tensor of one or two dimensions by the engine of the peer that has the other
         side; rows may be apart (pitched), items of a row may not. Never converts."""
         library = loaded()
         width, rows, target_pitch, source_pitch = pitched(target, source)
+        if not width or not rows:
+            return
         library.check(
             library.calls.loom_copy(
                 stream_handle(stream),

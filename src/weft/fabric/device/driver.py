@@ -6,6 +6,7 @@ else (streams, events, products, sums, graphs) is plain torch, so one source ser
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -26,7 +27,8 @@ class Facts:
     far as versions and environment tell: engine, kernel, or "unknown". stream_words: whether
     streams can wait for words. environment: the variables that change who copies, where they are
     set. versions: those of the runtime and the driver. peers: which device reaches which; empty if
-    unknown. limits: what this driver refuses, each with its reason.
+    unknown. attributes: numbers of the device, such as its copy engines. limits: what this driver
+    refuses or cannot promise, each with its reason.
     """
 
     name: str
@@ -36,6 +38,7 @@ class Facts:
     environment: Mapping[str, str]
     versions: Mapping[str, str] = field(default_factory=dict)
     peers: tuple[tuple[bool, ...], ...] = ()
+    attributes: Mapping[str, int] = field(default_factory=dict)
     limits: tuple[str, ...] = ()
 
 
@@ -49,6 +52,10 @@ class Driver(Protocol):
     @property
     def name(self) -> str:
         """cuda, hip or loom."""
+
+    @property
+    def pitched(self) -> bool:
+        """Whether engines copy matrices whose rows are apart."""
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, stream: torch.Stream) -> None:
         """Enqueues a copy of a contiguous tensor, or of a matrix whose rows are apart (pitched).
@@ -77,22 +84,38 @@ class Driver(Protocol):
         """Reads a word of this rank from the host, at once, whatever the streams do."""
 
 
-_makers: dict[str, Callable[[], Driver]] = {}
+_makers: dict[str, Callable[[torch.device], Driver]] = {}
 
 
-def register(device: str, maker: Callable[[], Driver]) -> None:
+def register(device: str, maker: Callable[[torch.device], Driver]) -> None:
     """Registers the driver of a type of device."""
     _makers[device] = maker
 
 
+@functools.cache
 def driver_of(device: torch.device) -> Driver:
-    """The driver of a device. Raises `Unsupported` if there is none."""
+    """The driver of a device, one for each. Raises `Unsupported` if there is none."""
     if device.type not in _makers:
         raise Unsupported(
             f"weft has no driver for {device.type} devices; "
             f"use tensors on {' or '.join(['cpu', *_makers])}"
         )
-    return _makers[device.type]()
+    return _makers[device.type](device)
+
+
+def _of_cuda(device: torch.device) -> Driver:
+    """torch calls ROCm's devices cuda as well."""
+    index = torch.cuda.current_device() if device.index is None else device.index
+    if torch.version.hip:
+        from weft.fabric.device.hip import HipDriver
+
+        return HipDriver(index)
+    from weft.fabric.device.cuda import CudaDriver
+
+    return CudaDriver(index)
+
+
+register("cuda", _of_cuda)
 
 
 def stream_handle(stream: torch.Stream) -> int:
