@@ -50,11 +50,12 @@ class OnLoom(Fabric):
     settings: Mapping[int, Mapping[str, object]] = field(default_factory=dict)
 
     def pool(self, pools: Pools, world: int) -> LoomRanks:  # type: ignore[override]
-        from weft.loom.build import why_not
+        from weft.loom import build
 
-        reason = why_not()
+        reason = build.why_not()
         if reason:
             pytest.skip(reason)
+        build.library()  # here, where no deadline runs
         own = pools.others.setdefault("loom", LoomPools(pools))
         return own.get(world, **self.settings.get(world, {}))
 

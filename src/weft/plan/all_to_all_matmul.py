@@ -34,6 +34,7 @@ class AllToAllMatmul:
     result: str | None = None
 
     name: ClassVar[str] = "all_to_all_matmul"
+    routed: ClassVar[bool] = True
 
     @classmethod
     def of(

@@ -32,6 +32,7 @@ class MatmulAllToAll:
     result: str | None = None
 
     name: ClassVar[str] = "matmul_all_to_all"
+    routed: ClassVar[bool] = True
     summed: ClassVar[bool] = False
     everywhere: ClassVar[bool] = False
     in_kernel: ClassVar[bool] = True

@@ -65,9 +65,9 @@ class DeviceProgram:
         self, plan: Plan, fabric: DeviceFabric, signatures: Sequence[int], alike: bool
     ) -> None:
         self.plan, self.fabric, self.signatures = plan, fabric, tuple(signatures)
-        self.optimistic = alike
-        """Whether all ranks proposed the same sizes. Then a rank that repeats the call expects its
-        peers to do so, and does not wait for their headers."""
+        self.optimistic = alike and not getattr(plan.operation, "routed", False)
+        """Whether a rank that repeats the call expects its peers to do so, and does not wait for
+        their headers: if all ranks proposed the same sizes, and sizes do not follow from data."""
         self.label = f"{plan.operation.name}, {plan.schedule}"
         rank = fabric.rank
         order = issue_order(plan)
