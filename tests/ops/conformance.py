@@ -13,7 +13,6 @@ from operators import OPERATORS
 
 import weft
 
-
 DEVICE = os.environ.get("WEFT_TEST_DEVICE", "")
 """Where tensors are, if not in host memory."""
 

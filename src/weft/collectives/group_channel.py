@@ -176,6 +176,12 @@ class GroupChannel:
         self.wait(job)
         return None
 
+    def handle(self, job: Job, result: Any, name: str) -> Any:
+        """The handle of a job in the background."""
+        from weft.collectives.handle import Handle
+
+        return Handle(self, job, result, name)
+
     def refuse(self, error: Exception, background: bool = False) -> None:
         """Sends the reason why this rank cannot take part to every rank. In the background this
         returns at once."""

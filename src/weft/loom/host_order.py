@@ -47,7 +47,9 @@ def install() -> None:
             found = group
             if isinstance(group, str):
                 found = distributed_c10d._resolve_process_group(group)  # type: ignore[arg-type]
-            return _collective("symm_mem.rendezvous")(lambda *_, **__: plain(tensor, group))(group=found)
+            return _collective("symm_mem.rendezvous")(lambda *_, **__: plain(tensor, group))(
+                group=found
+            )
 
         rendezvous._loom = True  # type: ignore[attr-defined]
         symm_mem.rendezvous = rendezvous

@@ -66,6 +66,7 @@ class DeviceFabric:
         self.pending: Error | None = None
         """The error of a call that has ended. The next call takes part, and then raises it."""
         self.closed = False
+        self.last_end: tuple[torch.Stream, torch.Event] | None = None
         self.trusting = agrees_once()
         self.can = Capabilities(self.driver.name, direct=True, capture=True)
         self.memory = SymmetricMemory(lambda: self.group, self.device)
@@ -364,6 +365,13 @@ class DeviceCall:
 
     # -- on the device -----------------------------------------------------------------------------
 
+    def follow(self) -> None:
+        """Enqueues a wait for the end of the last call, if that is on another stream: the calls of
+        a group run one after the other."""
+        last = self.fabric.last_end
+        if not self.captured and last is not None and last[0] != self.stream:
+            self.stream.wait_event(last[1])
+
     def enter(self) -> None:
         """Enqueues this rank's entry into the call, which peers wait for."""
         fabric = self.fabric
@@ -379,7 +387,12 @@ class DeviceCall:
         if self.captured:
             self.fabric.watchdog.add_graph(program)
         else:
-            self.fabric.watchdog.add(self, program)
+            self._end(program)
+
+    def _end(self, program: DeviceProgram | None) -> None:
+        ended = self.stream.record_event()
+        self.fabric.last_end = (self.stream, ended)
+        self.fabric.watchdog.add(self, program, ended)
 
     def _pass(self) -> None:
         """Takes part in a call that was refused, so that the order of calls on the device stays
@@ -388,11 +401,12 @@ class DeviceCall:
         if self.captured or fabric.broken is not None:
             return
         if not self._entered:
+            self.follow()
             self.enter()
         for peer in fabric.peers:
             word = fabric.meeting_word(fabric.rank, peer)
             fabric.driver.wait(word, self.number, self.stream, AT_LEAST)
-        fabric.watchdog.add(self, None)
+        self._end(None)
 
     def __exit__(
         self,

@@ -60,6 +60,7 @@ class DeviceFlight:
 
     def _begin(self) -> None:
         program, fabric, call = self._program, self._fabric, self._call
+        call.follow()
         for buffer in program.private:
             dtype = getattr(torch, buffer.dtype)
             self._tensors[buffer.name] = torch.empty(
@@ -210,7 +211,7 @@ class DeviceFlight:
         return self
 
     def cancel(self) -> None:
-        """Joins what was enqueued. The group is given up, so the waits of all ranks are released."""
+        """Joins what was enqueued. The group is given up, which releases the waits of all ranks."""
         for number, stream in self._streams.items():
             if number:
                 self._call.stream.wait_event(stream.record_event())

@@ -40,10 +40,10 @@ Lane = tuple[int, str]
 class Step:
     """One task of this rank, as it is enqueued.
 
-    number: its place in the program. stream: that of its lane. enters: the peers whose inputs it reads, if no step before it on this stream
-    has waited for their entry. events: the steps of other streams that it waits for. words: the own
-    words that it waits for. recorded: whether another stream waits for it. posts: the (rank, word)
-    pairs that it sets when it has ended.
+    number: its place in the program. stream: that of its lane. enters: the peers whose inputs it
+    reads, if no step before it on this stream has waited for their entry. events: the steps of
+    other streams that it waits for. words: the own words that it waits for. recorded: whether
+    another stream waits for it. posts: the (rank, word) pairs that it sets when it has ended.
     """
 
     number: int
@@ -197,6 +197,8 @@ def steps_of(
         )
         if isinstance(task, Copy) and (task.also or task.swaps):
             raise Unsupported(f"{plan.schedule}: the engines of a device have no such command")
+        if isinstance(task, Copy) and task.target.rank != rank:
+            raise Unsupported(f"{plan.schedule}: on a device every rank fetches what it needs")
         made.append(
             {
                 "task": task,
