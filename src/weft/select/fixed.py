@@ -26,7 +26,7 @@ def fixed(can: Capabilities, link: Link, operation: Any) -> Choice | None:
         if operation.world == 1:
             return Choice(_SERIAL, "there is one rank")
         if not can.in_kernel:
-            return Choice(_SLICED, "slices cross the network as they are looked up")
+            return Choice(_SLICED, "slices leave as they are looked up")
         return Choice(_IN_KERNEL, "pooled rows are stored where they are needed")
     if operation.world == 1 or not can.in_kernel:
         return None

@@ -161,8 +161,8 @@ class Watchdog:
             check_same(proposals, call.number)
             raise Mismatch(
                 f"ranks disagree in call {call.number} of {call.label}: this rank repeated its "
-                "last sizes, and a peer has others; set WEFT_AGREE=each if the sizes of single ranks "
-                "change between calls"
+                "last sizes, and a peer has others; set WEFT_AGREE=each if the sizes of single "
+                "ranks change between calls"
             )
         except Mismatch as error:
             fabric.pending = Mismatch(f"{error}; the result of that call is not valid")
