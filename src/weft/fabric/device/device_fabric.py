@@ -86,10 +86,9 @@ class DeviceFabric:
     def _agreed_rates(self) -> Rates:
         """Rank 0 measures its device for all ranks, which must decide alike."""
         found = measured(self.device) if self.rank == 0 else None
-        items = () if found is None else (("rates", (found.link, found.flops, found.memory)),)
+        items = () if found is None else (("rates", tuple(found)),)
         own = self._meet("the rates of a device", items)[0]
-        link, flops, memory = dict(own)["rates"]
-        return Rates(link, flops, memory)
+        return Rates(*dict(own)["rates"])
 
     def _meet(self, what: str, own: tuple[tuple[str, Any], ...]) -> list[Any]:
         with self.host.call(Proposal(what, own=own).checked()) as call:
@@ -157,10 +156,12 @@ class DeviceFabric:
         pace = getattr(self.driver, "pace", None)
         if pace is None:
             raise Unsupported(f"the links of {self.device.type} have their own speed")
+        if link.topology != "mesh" or link.latency:
+            raise Unsupported(f"links of {self.device.type} have a rate only, and are a mesh")
         pace(link.bandwidth or 0.0)
         self.link = link
         if link.bandwidth:
-            self.rates = Rates(link.bandwidth, self.rates.flops, self.rates.memory, link.latency)
+            self.rates = self.rates._replace(link=link.bandwidth)
 
     # -- calls -------------------------------------------------------------------------------------
 

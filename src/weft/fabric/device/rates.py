@@ -8,7 +8,7 @@ import torch
 
 from weft.plan.planned import Rates
 
-_SIDE = 512
+_SIDE = 768
 _BYTES = 1 << 22
 _ROUNDS = 3
 
@@ -20,9 +20,11 @@ def measured(device: torch.device) -> Rates:
     c = torch.empty_like(a)
     source = torch.ones(_BYTES, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    multiply = _best(lambda: torch.mm(a, a, out=c), device)
-    copy = _best(lambda: target.copy_(source), device)
-    return Rates(_BYTES / copy, 2 * _SIDE**3 / multiply, 2 * _BYTES / copy)
+    launch = _best(lambda: torch.mm(a[:1, :1], a[:1, :1], out=c[:1, :1]), device)
+    multiply = _best(lambda: torch.mm(a, a, out=c), device) - launch
+    copy = _best(lambda: target.copy_(source), device) - launch
+    copy, multiply = max(copy, 1e-9), max(multiply, 1e-9)
+    return Rates(_BYTES / copy, 2 * _SIDE**3 / multiply, 2 * _BYTES / copy, launch, launch)
 
 
 def _best(work: object, device: torch.device) -> float:
