@@ -19,7 +19,6 @@ from weft.plan.adaptive import as_one, next_run
 from weft.plan.order import predecessors
 from weft.plan.tasks import AnyTask, Copy, Matmul, Plan, Reduce, Region, Tiles
 
-
 TILE = 64
 """The rows that a GEMM computes at once, on all devices that weft knows of at least so many."""
 
