@@ -59,7 +59,7 @@ class DeviceFabric:
         self.pid = os.getpid()
         self.rank, self.world = host.rank, host.world
         self.peers = [rank for rank in range(self.world) if rank != self.rank]
-        self.link, self.deadline = Link(), host.deadline
+        self.link = Link()
         self.lock = threading.RLock()
         self.number = 0
         self.broken: Error | None = None
@@ -97,6 +97,15 @@ class DeviceFabric:
     @property
     def group(self) -> dist.ProcessGroup:
         return self.host.group
+
+    @property
+    def deadline(self) -> float:
+        """That of the host fabric: a group has one deadline."""
+        return self.host.deadline
+
+    @deadline.setter
+    def deadline(self, seconds: float) -> None:
+        self.host.deadline = seconds
 
     # -- places ------------------------------------------------------------------------------------
 

@@ -137,6 +137,11 @@ def placed(plan: Plan) -> tuple[dict[str, int], int]:
     return offsets, at
 
 
+def needed_bytes(plan: Plan) -> int:
+    """The symmetric memory of a rank for a plan, in bytes."""
+    return PARTS * placed(plan)[1]
+
+
 def words_of(plan: Plan) -> list[dict[tuple[int, str], int]]:
     """For every rank, the numbers of the words that peers post into its memory: one for each task
     of a peer and each lane of the rank that waits for it. All ranks number them alike."""
