@@ -19,31 +19,42 @@ from weft.plan.adaptive import as_one, next_run
 from weft.plan.order import predecessors
 from weft.plan.tasks import AnyTask, Copy, Matmul, Plan, Reduce, Region, Tiles
 
-TILE = 64
-"""The rows that a GEMM computes at once, on all devices that weft knows of at least so many."""
+GPU_TILE = 128
+"""The rows and columns of a tile in the GEMM libraries of GPUs."""
 
 
 class Rates(NamedTuple):
     """What decides when chunks arrive and GEMMs end: bytes per second of a link and of memory,
-    operations per second of a GEMM, and the seconds that a copy and a launch cost by themselves."""
+    operations per second of a GEMM, the seconds that a copy and a launch cost by themselves, and
+    the tiles that a GEMM is made of: how many at once, and their rows and columns."""
 
     link: float
     flops: float
     memory: float
     latency: float = 2e-6
     launch: float = 5e-6
+    units: int = 1
+    tile: int = 64
 
     def seconds(self, plan: Plan, task: AnyTask) -> float:
         """The expected time of a task."""
         if isinstance(task, Copy):
             return self.latency + plan.num_bytes(task.source) / self.link
         if isinstance(task, Matmul):
-            rows = -(-task.c.rows // TILE) * TILE  # fewer rows take as long as a whole tile
-            return self.launch + 2 * rows * task.c.columns * task.inner / self.flops
+            return self.launch + max(self._computing(task), self._touching(plan, task))
         if isinstance(task, Tiles):
             return self.launch + task.num_flops / self.flops
-        touched = sum(map(plan.num_bytes, (*task.reads(), *task.writes())))
-        return self.launch + touched / self.memory
+        return self.launch + self._touching(plan, task)
+
+    def _computing(self, task: Matmul) -> float:
+        """The time of a GEMM by its tiles: as many at once as there are units, each as a whole."""
+        tiles = -(-task.c.rows // self.tile) * -(-task.c.columns // self.tile)
+        one = 2 * self.tile**2 * task.inner * self.units / self.flops
+        return -(-tiles // self.units) * one
+
+    def _touching(self, plan: Plan, task: AnyTask) -> float:
+        """The time in which memory moves what a task reads and writes."""
+        return sum(map(plan.num_bytes, (*task.reads(), *task.writes()))) / self.memory
 
 
 def planned(plan: Plan, rates: Rates) -> Plan:

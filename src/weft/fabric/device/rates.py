@@ -6,7 +6,7 @@ import time
 
 import torch
 
-from weft.plan.planned import Rates
+from weft.plan.planned import GPU_TILE, Rates
 
 _SIDE = 768
 _BYTES = 1 << 22
@@ -24,7 +24,17 @@ def measured(device: torch.device) -> Rates:
     multiply = _best(lambda: torch.mm(a, a, out=c), device) - launch
     copy = _best(lambda: target.copy_(source), device) - launch
     copy, multiply = max(copy, 1e-9), max(multiply, 1e-9)
-    return Rates(_BYTES / copy, 2 * _SIDE**3 / multiply, 2 * _BYTES / copy, launch, launch)
+    rates = Rates(_BYTES / copy, 2 * _SIDE**3 / multiply, 2 * _BYTES / copy, launch, launch)
+    units = _units(device)
+    return rates if units is None else rates._replace(units=units, tile=GPU_TILE)
+
+
+def _units(device: torch.device) -> int | None:
+    """How many compute units a GPU has; None for an emulated device."""
+    module = torch.get_device_module(device)
+    if not hasattr(module, "get_device_properties"):
+        return None
+    return getattr(module.get_device_properties(device), "multi_processor_count", None)
 
 
 def _best(work: object, device: torch.device) -> float:
