@@ -138,9 +138,7 @@ def explore(
     ] = False,
     planned: Annotated[
         bool,
-        typer.Option(
-            "--planned", help="Compare adaptive with adaptive as a GPU's streams have it."
-        ),
+        typer.Option("--planned", help="Also adaptive as decided ahead, as on a GPU."),
     ] = False,
     json: Json = False,
     html: Annotated[Path | None, typer.Option(help="Write a page to look into it.")] = None,
@@ -268,7 +266,7 @@ def explore(
     if json:
         said = to_json(every) if len(every) > 1 else every[0].to_json()
         if planned:
-            said["planned"] = {one.machine.name: ahead_json(one) for one in every}
+            said["planned"] = {each.machine.name: ahead_json(each) for each in every}
         print_json({"upper_bound": not contention, "captured": captured, **said})
         return
     if len(every) > 1:
@@ -277,8 +275,8 @@ def explore(
         show(every[0])
         for scenario in every[0].scenarios if len(every[0].scenarios) == 1 else ():
             console.print(_chosen(every[0], scenario))
-    for one in every if planned else ():
-        show_ahead(one)
+    for explored in every if planned else ():
+        show_ahead(explored)
     if html is not None:
         console.print(f"page: {html} (opens offline)")
     if trace is not None:

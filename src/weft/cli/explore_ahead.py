@@ -1,11 +1,11 @@
-"""`weft explore --planned`: what it costs to decide `adaptive` ahead, as the streams of a GPU must."""
+"""`weft explore --planned`: what it costs to decide `adaptive` ahead, as streams of a GPU must."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from weft.cli.console import console
-from weft.report.terminal import Cell, table
+from weft.report.terminal import table
 from weft.study.deciding_ahead import ADAPTIVE, deciding_ahead, mean_loss
 from weft.study.exploration import Exploration
 
@@ -13,7 +13,7 @@ from weft.study.exploration import Exploration
 def show_ahead(found: Exploration) -> None:
     """Prints every shape decided by arrivals and planned, and the mean loss."""
     every = deciding_ahead(found)
-    rows: list[list[Cell]] = [
+    rows: list[list[str | float]] = [
         [one.label, one.decided * 1e3, one.planned * 1e3, f"{one.loss_percent:+.1f} %"]
         for one in every
     ]
@@ -22,7 +22,7 @@ def show_ahead(found: Exploration) -> None:
     console.print(table(headers, rows, caption=caption, width=console.width, whole=(0,)))
     worst = max(every, key=lambda one: one.loss_percent)
     console.print(
-        f"Deciding ahead makes {ADAPTIVE} {mean_loss(every):+.1f} % longer on average, at worst "
+        f"Planned, {ADAPTIVE} takes {mean_loss(every):+.1f} % more time on average, at worst "
         f"{worst.loss_percent:+.1f} % ({worst.label})."
     )
 
