@@ -62,7 +62,9 @@ class ExpertParallel(ParallelStyle):
         self.schedule = str(schedule)
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        experts = module if hasattr(module, "gate_up_proj") else getattr(module, "experts", module)
+        experts: Any = (
+            module if hasattr(module, "gate_up_proj") else getattr(module, "experts", module)
+        )
         missing = [name for name in _NEEDED if not hasattr(experts, name)]
         if missing:
             raise Unsupported(
@@ -116,7 +118,7 @@ def _forward(
     rows = list(split(hidden_states.shape[0], mesh.size()))
     rank = mesh.get_local_rank()
     x, weights = (_OwnRows.apply(t, rows, rank, group) for t in (hidden_states, top_k_weights))  # type: ignore[no-untyped-call]
-    index = top_k_index.split(rows)[rank]
+    index = torch.split(top_k_index, rows)[rank]
     y = _exchanged(experts, group, schedule, x, index, weights)
     result: torch.Tensor = _AllRows.apply(y, rows, rank, group)  # type: ignore[no-untyped-call]
     return result
@@ -139,7 +141,7 @@ def _exchanged(
     order = chosen.argsort(stable=True)[: int(counts.sum())]
     sent, came = counts.view(world, each), all_to_all(counts, group=group).view(world, each)
     token = order // index.shape[1]
-    options = {"group": group, "schedule": schedule}
+    options: dict[str, Any] = {"group": group, "schedule": schedule}
     gate, raised = all_to_all_matmul(x[token], up, sent, came, **options).chunk(2, -1)
     y = matmul_all_to_all(experts.act_fn(gate) * raised, down, came, sent, **options)
     weighed = y * weights.flatten()[order].unsqueeze(1)
@@ -159,7 +161,7 @@ class _OwnRows(torch.autograd.Function):
         ctx: Any, x: torch.Tensor, rows: list[int], rank: int, group: dist.ProcessGroup
     ) -> torch.Tensor:
         ctx.rows, ctx.group = rows, group
-        return x.split(rows)[rank]
+        return torch.split(x, rows)[rank]
 
     @staticmethod
     @once_differentiable
@@ -182,4 +184,4 @@ class _AllRows(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-        return gradient.split(ctx.rows)[ctx.rank], None, None, None
+        return torch.split(gradient, ctx.rows)[ctx.rank], None, None, None

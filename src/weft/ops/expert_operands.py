@@ -120,6 +120,7 @@ def weight_gradient(
     in the order of experts."""
     counts = [sum(taken[expert::experts]) for expert in range(experts)]
     made = rows.new_empty(experts, rows.shape[1], dy.shape[1])
-    for out, a, b in zip(made, rows.split(counts), dy.split(counts), strict=True):
+    parts = torch.split(rows, counts), torch.split(dy, counts)
+    for out, a, b in zip(made, *parts, strict=True):
         torch.mm(a.t(), b, out=out)
     return made

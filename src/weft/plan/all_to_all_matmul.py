@@ -82,7 +82,7 @@ class AllToAllMatmul:
 
     def compute_only(self) -> AllToAllMatmul:
         """The GEMM of one rank, without communication."""
-        alone = (self.received(0),)
+        alone: tuple[int, ...] = (self.received(0),)
         if self.experts:
             alone = tuple(rows for _, rows in pieces_of(self.splits, self.experts).spans[0])
         return replace(self, splits=(alone,), columns=self.columns[:1], gathered=False)
@@ -102,7 +102,12 @@ class AllToAllMatmul:
         ]
 
     def lower(self, schedule: Schedule) -> Plan:
-        return (expert_dispatch if self.experts else gathering).lower(self, schedule)
+        if self.experts:
+            return expert_dispatch.lower(self, schedule)
+        return gathering.lower(self, schedule)
 
     def check(self, plan: Plan, contents: Contents) -> None:
-        (expert_dispatch if self.experts else gathering).check(self, contents)
+        if self.experts:
+            expert_dispatch.check(self, contents)
+        else:
+            gathering.check(self, contents)

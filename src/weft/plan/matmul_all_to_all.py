@@ -77,7 +77,7 @@ class MatmulAllToAll:
 
     def compute_only(self) -> MatmulAllToAll:
         """The GEMM of one rank, without communication."""
-        alone = (sum(self.splits[0]),)
+        alone: tuple[int, ...] = (sum(self.splits[0]),)
         if self.experts:
             alone = tuple(rows for _, rows in pieces_of(self.tokens, self.experts).spans[0])
         return replace(self, splits=(alone,), inner=self.inner[:1])
@@ -112,4 +112,7 @@ class MatmulAllToAll:
         return scattering.lower(self, schedule)
 
     def check(self, plan: Plan, contents: Contents) -> None:
-        (expert_combine if self.experts else scattering).check(self, contents)
+        if self.experts:
+            expert_combine.check(self, contents)
+        else:
+            scattering.check(self, contents)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-_number = torch.autograd._get_sequence_nr
+_number = torch._C._autograd._get_sequence_nr
 _node = torch._C._current_autograd_node
 
 

@@ -7,11 +7,12 @@ A range costs microseconds, so callers ask `profiled()` first, which costs 60 ns
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-profiled = torch.autograd._profiler_enabled
+profiled: Callable[[], bool] = torch._C._autograd._profiler_enabled
 """Whether torch.profiler or torch.autograd.profiler records this thread."""
 
 NOTHING: AbstractContextManager[None] = nullcontext()
