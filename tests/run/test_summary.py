@@ -84,7 +84,7 @@ def test_a_summary_has_the_calls_of_every_layer(ranks, tmp_path):
     assert max(map(len, text.splitlines())) <= 80
     assert " ".join(text.split()).endswith("times as long.")
     assert "layers.1.up" in text
-    assert "(1) asked for" in text
+    assert "(1) adaptive@dma: asked for" in text
     assert [row["layer"] for row in json.loads(as_json)["rows"]] == [r.layer for r in told.rows]
     page = (tmp_path / "page0.html").read_text()
     assert "layers.0.down" in page

@@ -82,7 +82,8 @@ class _Dispatch:
         rank, world = self.rank, self.op.world
         peers = [(rank + step) % world for step in range(1, world)]
         if self.schedule.serial and (world > 1 or self.op.gathered):
-            pulls = [self._pull(p, 0, p.rows) for s in [*peers, rank] for p in self._from(s)]
+            # An engine pulls in order, so its last pull is the one to wait for.
+            pulls = [self._pull_all(source) for source in [*peers, rank]]
             for expert, (row, rows) in enumerate(self.pieces.spans[rank]):
                 region = self.gathered.rows_of(row, rows)
                 self._multiply(region, row, expert, pulls, f"expert {expert}")
@@ -98,6 +99,10 @@ class _Dispatch:
         cuts = [self._cut(source) for source in peers]
         for piece, block in turns(cuts if hetero else [own, *cuts], self.schedule):
             self._chunk(piece, block)
+
+    def _pull_all(self, source: int) -> int | None:
+        pulls = [self._pull(piece, 0, piece.rows) for piece in self._from(source)]
+        return max((task for task in pulls if task is not None), default=None)
 
     def _from(self, source: int) -> list[Piece]:
         return self.pieces.between(source, self.rank)
@@ -179,7 +184,7 @@ def check(op: Dispatched, contents: Contents) -> None:
         if op.gathered:
             boxes = []
             for held in contents.of(rank, "gathered"):
-                value, piece = held.value, _piece_at(pieces, rank, held.row, held.rows)
+                value, piece = held.value, pieces.at(rank, held.row, held.rows)
                 right = (
                     isinstance(value, Data)
                     and piece is not None
@@ -201,7 +206,7 @@ def _check_product(op: Dispatched, pieces: Pieces, rank: int, index: int, held: 
             for expert, (row, rows) in enumerate(pieces.spans[rank])
             if row <= held.row and held.row + held.rows <= row + rows
         }
-        piece = _piece_at(pieces, rank, held.row, held.rows)
+        piece = pieces.at(rank, held.row, held.rows)
         own = piece is not None and _is_row(piece, value.a, value.row, held.row)
         right = value.b[0] == rank and value.b[1] in names and (own or op.k == 0)
     if not right:
@@ -211,13 +216,3 @@ def _check_product(op: Dispatched, pieces: Pieces, rank: int, index: int, held: 
 def _is_row(piece: Piece, buffer: tuple[int, str], row: int, place: int) -> bool:
     """Whether a row of x belongs to this place on the side of experts."""
     return buffer == (piece.source, "x") and row - piece.token == place - piece.expert_row
-
-
-def _piece_at(pieces: Pieces, rank: int, row: int, rows: int) -> Piece | None:
-    """The piece that has these rows on a rank's side of experts."""
-    for expert in range(pieces.experts):
-        for source in range(pieces.world):
-            piece = pieces.of[source, rank, expert]
-            if piece.expert_row <= row and row + rows <= piece.expert_row + piece.rows:
-                return piece
-    return None

@@ -20,6 +20,7 @@ it is made. Adaptive joins chunks of the same expert that are there, also those 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from functools import cached_property, lru_cache
 from typing import NamedTuple, Protocol
@@ -28,6 +29,10 @@ from weft.operation import starts
 from weft.plan.blocks import Block
 from weft.plan.tasks import Plannable
 from weft.schedule import Schedule
+
+MOST_CHUNKS = 8
+"""The most chunks per rank of `adaptive` without a depth. A router gives other sizes in every call,
+so plans are made anew, and their cost grows with the number of tasks."""
 
 
 def refuses(schedule: Schedule) -> str | None:
@@ -84,6 +89,24 @@ class Pieces:
             self.received.append(row)
             self.spans.append(spans)
 
+    def at(self, target: int, row: int, rows: int) -> Piece | None:
+        """The piece that has these rows on a rank's side of experts."""
+        begins, pieces = self._by_row[target]
+        place = bisect_right(begins, row) - 1
+        if place >= 0 and row + rows <= pieces[place].expert_row + pieces[place].rows:
+            return pieces[place]
+        return None
+
+    @cached_property
+    def _by_row(self) -> list[tuple[list[int], list[Piece]]]:
+        """Per rank, the pieces that have rows, and their first rows, on the side of experts."""
+        found = []
+        for rank in range(self.world):
+            mine = [p for p in self.of.values() if p.target == rank and p.rows]
+            mine.sort(key=lambda piece: piece.expert_row)
+            found.append(([piece.expert_row for piece in mine], mine))
+        return found
+
     def between(self, source: int, target: int) -> list[Piece]:
         return [self.of[source, target, expert] for expert in range(self.experts)]
 
@@ -116,10 +139,10 @@ def weight_name(index: int, expert: int) -> str:
 
 def depth_per_piece(schedule: Schedule, adaptive: int, world: int, experts: int) -> int:
     """The number of chunks per piece, so that all pieces of a rank have as many as the schedule
-    states, or by default `world`, or `adaptive`."""
+    states, or by default `world`, or `adaptive` up to a limit."""
     depth = schedule.depth
     if depth is None:
-        depth = adaptive if schedule.fusion == "adaptive" else world
+        depth = min(adaptive, MOST_CHUNKS) if schedule.fusion == "adaptive" else world
         if schedule.fusion == "adaptive" and schedule.engine == "direct":
             depth = 1
     return max(1, -(-depth // experts))

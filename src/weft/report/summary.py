@@ -13,14 +13,11 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from io import StringIO
 from pathlib import Path
-
-from rich.console import Console
+from textwrap import wrap
 
 from weft.report.cells import Cell
 from weft.report.page import Page
-from weft.report.terminal import table
 from weft.report.units import duration
 from weft.run import record
 from weft.run.record import Called, Recording
@@ -38,9 +35,9 @@ class Row:
     """All calls of one operator in one layer with one schedule, on this rank. Times are sums.
 
     exposed: how long the rank waited for data or for peers instead of computing. serial: how long
-    the calls would have taken with communication and computation one after the other, estimated
-    from the spans of these calls. Both are None if they are unknown: without a recording, and for
-    collectives in the background.
+    the calls would have taken if communication had not been hidden behind computation, estimated
+    as their time plus what was hidden. Both are None if they are unknown: without a recording, and
+    for collectives in the background.
     """
 
     layer: str
@@ -88,8 +85,8 @@ class Summary:
         if not known or not taken:
             return f"{text}; none of them can be compared with serial."
         return (
-            f"{text}. Communication was exposed for {duration(exposed)}. One after the other, "
-            f"communication and computation would have taken {duration(serial)}, "
+            f"{text}. Communication was exposed for {duration(exposed)} and hidden for "
+            f"{duration(serial - taken)}: without overlap, the calls would have taken "
             f"{serial / taken:.2f} times as long."
         )
 
@@ -117,24 +114,11 @@ class Summary:
         return page.write(Path(path))
 
     def __str__(self) -> str:
-        text = StringIO()
-        console = Console(file=text, width=WIDTH, color_system=None)
-        reasons = list(dict.fromkeys(row.why for row in self.rows if row.why))
-        if self.rows:
-            rows = [
-                [
-                    *self._cells(row, 1e3),
-                    f"({reasons.index(row.why) + 1})" if row.why else "",
-                ]
-                for row in self.rows
-            ]
-            console.print(
-                table([*HEADERS, "why"], rows, caption="Times are in ms.", width=WIDTH, whole=(3,))
-            )
-        for number, reason in enumerate(reasons, 1):
-            console.print(f"({number}) {reason}", markup=False, highlight=False)
-        console.print(self.verdict(), markup=False, highlight=False)
-        return text.getvalue().rstrip("\n")
+        notes = list(dict.fromkeys(map(_note, self.rows)))
+        lines = _lines(self.rows, notes)
+        for number, note in enumerate(notes, 1):
+            lines += wrap(f"({number}) {note}", WIDTH, subsequent_indent="    ")
+        return "\n".join([*lines, *wrap(self.verdict(), WIDTH)])
 
     def _cells(self, row: Row, scale: float) -> list[Cell]:
         return [
@@ -146,6 +130,46 @@ class Summary:
             None if row.exposed is None else row.exposed * scale,
             None if row.serial is None else row.serial * scale,
         ]
+
+
+def _note(row: Row) -> str:
+    """The schedule and its reason, which are below the table, because both can be long."""
+    return f"{row.schedule}: {row.why}" if row.why else row.schedule
+
+
+def _lines(rows: Sequence[Row], notes: Sequence[str]) -> list[str]:
+    """The table: a line for each layer, and below it a line for each of its operators."""
+    if not rows:
+        return []
+    heads = [*HEADERS[3:], "schedule"]
+    numbers = [
+        [
+            f"{row.calls:,}",
+            *map(_milliseconds, (row.seconds, row.exposed, row.serial)),
+            f"({notes.index(_note(row)) + 1})",
+        ]
+        for row in rows
+    ]
+    widths = [max(map(len, [head, *(some[i] for some in numbers)])) for i, head in enumerate(heads)]
+    name = WIDTH - sum(width + 2 for width in widths)
+
+    def line(operation: str, cells: Sequence[str]) -> str:
+        filled = "".join(f"  {cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
+        return f"{operation:<{name}}{filled}"
+
+    lines = [line("layer, operator", heads), "-" * WIDTH]
+    layer = None
+    for row, cells in zip(rows, numbers, strict=True):
+        if row.layer != layer:
+            layer = row.layer
+            lines += wrap(layer, WIDTH)
+        first, *more = wrap(row.operation, name, initial_indent="  ", subsequent_indent="    ")
+        lines += [line(first, cells), *more]
+    return [*lines, "-" * WIDTH, "Times are in ms."]
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds * 1e3:,.3f}"
 
 
 HEADERS = ("layer", "operator", "schedule", "calls", "time", "exposed", "serial")
@@ -202,7 +226,7 @@ def _row(called: Called, timeline: Timeline) -> Row:
     else:
         moved = _moving_seconds(called)
         if moved is not None:
-            serial = compute + timeline.communication_seconds(rank) + moved
+            serial = seconds + timeline.overlap_seconds(rank) + moved
     return Row(
         called.layer or OUTSIDE,
         name,
