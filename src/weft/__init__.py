@@ -48,13 +48,16 @@ if TYPE_CHECKING:
     from weft.fabric import Fabric
     from weft.machine import Machine
     from weft.nn import compile, symm_mem_compat
+    from weft.report.summary import Summary, summary
 
 
 def __getattr__(name: str) -> object:
     """Imports `weft.nn` and its functions on first use, because importing DTensor takes long, and
-    `weft.loom`, which few programs need."""
+    `weft.loom` and `weft.summary`, which few programs need."""
     if name == "loom":
         return importlib.import_module("weft.loom")
+    if name in ("summary", "Summary"):
+        return getattr(importlib.import_module("weft.report.summary"), name)
     if name not in ("nn", "compile", "symm_mem_compat"):
         raise AttributeError(f"module 'weft' has no attribute {name!r}")
     module = importlib.import_module("weft.nn")
@@ -172,6 +175,7 @@ __all__ = [
     "Recording",
     "Schedule",
     "Span",
+    "Summary",
     "Timeline",
     "Timeout",
     "Unsupported",
@@ -193,6 +197,7 @@ __all__ = [
     "record",
     "reduce_scatter",
     "scatter",
+    "summary",
     "symm_mem_compat",
     "symmetric_empty",
     "tune",

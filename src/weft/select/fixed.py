@@ -37,6 +37,6 @@ def fixed(can: Capabilities, link: Link, operation: Any) -> Choice | None:
             _IN_KERNEL,
             f"{operation.m} rows: the time goes into reading w, and blocks leave as they are made",
         )
-    if isinstance(operation, MatmulAllToAll) and not link.paced:
+    if isinstance(operation, MatmulAllToAll) and operation.in_kernel and not link.paced:
         return Choice(_ONE_PIECE, "links are as fast as memory: made where needed")
     return None
