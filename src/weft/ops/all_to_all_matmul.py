@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from weft.fabric.proposal import Proposal
 from weft.ops import gather_contract as _gather_contract  # noqa: F401 - its operator is used
+from weft.ops.known import Operands
 from weft.ops.operands import (
     as_rows,
     as_shaped,
@@ -111,15 +112,20 @@ def _bind(
         splits = tuple((rows,) * world for rows in taken)
         return AllToAllMatmul(splits, ((n,),) * world, k, dtype, return_gathered)
 
-    def outputs(operation: Plannable) -> Tensors:
-        made = {"y0": x.new_empty(m, n) if out is None else out}
-        if return_gathered:
-            made["gathered"] = x.new_empty(m, k)
-        return made
+    def operands(x: torch.Tensor, w: torch.Tensor, *rest: Any) -> Operands:
+        out = rest[-1]
 
-    def result(made: Tensors) -> tuple[torch.Tensor | None, torch.Tensor]:
-        received = as_shaped(made["gathered"], x, 0) if return_gathered else None
-        return received, as_shaped(made["y0"], x, 0)
+        def outputs(_: Plannable) -> Tensors:
+            made = {"y0": x.new_empty((m, n)) if out is None else out}
+            if return_gathered:
+                made["gathered"] = x.new_empty((m, k))
+            return made
+
+        def result(made: Tensors) -> tuple[torch.Tensor | None, torch.Tensor]:
+            received = as_shaped(made["gathered"], x, 0) if return_gathered else None
+            return received, as_shaped(made["y0"], x, 0)
+
+        return Operands({"x": as_rows(x, 0)[0].contiguous(), "w0": w}, result, outputs)
 
     same = (
         ("K", k),
@@ -132,11 +138,9 @@ def _bind(
         (("columns", n), ("splits", (sent, taken))),
         lambda: (*bucket_of(m, max(taken)), n, k, dtype, return_gathered),
         expected,
-        {"x": rows.contiguous(), "w0": w},
-        result,
-        ("x",),
-        outputs,
+        shared=("x",),
         work=m,
+        again=operands,
     )
 
 
@@ -221,5 +225,6 @@ OPERATOR = register(
         fake=_fake,
         setup_context=_setup_context,
         backward=_backward,
+        repeats=True,
     )
 )
