@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from weft.dtype import ITEM_BYTES
 from weft.operation import dtypes_label, register, result_dtype, split
-from weft.plan import in_kernel, scattering
+from weft.plan import in_kernel, scattering, scattering_proof
 from weft.plan.contents import Contents
 from weft.plan.tasks import Plan
 from weft.schedule import Schedule
@@ -78,4 +78,4 @@ class MatmulAllToAll:
         return scattering.lower(self, schedule)
 
     def check(self, plan: Plan, contents: Contents) -> None:
-        scattering.check(self, contents)
+        scattering_proof.check(self, contents)
