@@ -20,10 +20,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from weft.dtype import ITEM_BYTES
 from weft.errors import Unsupported, nearest
 from weft.machine.description import DTYPES, Count
 from weft.machine.loading import build
-from weft.operation import ITEM_BYTES
 from weft.plan.collective import UNROOTED
 
 SHARED = {
