@@ -126,7 +126,7 @@ def again(
     if not made:
         return output
     session.finished(known.runner, known.why, started, _NOTHING)
-    return into(out, output.tensor)
+    return output.tensor if out is None else into(out, output.tensor)
 
 
 def widened(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:

@@ -8,7 +8,7 @@ arguments is therefore kept in the `Session`, by a key that contains all of them
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -20,8 +20,9 @@ from weft.run.call import Combine, Tensors
 from weft.schedule import Schedule
 from weft.select.decide import AUTO, AnySchedule, Decision
 
-_TENSORS = (torch.Tensor, torch.nn.Parameter)
-_VALUES = (int, bool, str, type(None))
+_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
+_STRIDED = torch.strided
+_VALUES = frozenset({int, bool, str, type(None)})
 
 
 class Output(NamedTuple):
@@ -64,11 +65,7 @@ class Known(NamedTuple):
     sizes: Hashable = None
 
 
-class _Unknown(Exception):
-    """An argument that has no layout; it must be checked at every call."""
-
-
-def key_of(name: str, schedule: object, arguments: tuple[Any, ...]) -> Hashable | None:
+def key_of(name: str, schedule: object, arguments: Sequence[Any]) -> Hashable | None:
     """Everything that decides how a call is made, except the addresses of its tensors; None if its
     arguments must be checked one by one."""
     kind = type(schedule)
@@ -78,23 +75,22 @@ def key_of(name: str, schedule: object, arguments: tuple[Any, ...]) -> Hashable 
             schedule = (AUTO, named)
     elif kind is not Schedule:
         return None
-    try:
-        return name, schedule, *map(_layout, arguments)
-    except _Unknown:
-        return None
-
-
-def _layout(argument: Any) -> Hashable:
-    kind = type(argument)
-    if kind in _TENSORS:
-        if argument.layout is not torch.strided:
-            raise _Unknown
-        if argument.requires_grad and torch.is_grad_enabled():
-            raise _Unknown
-        device = None if argument.is_cpu else argument.device
-        return argument.shape, argument.stride(), argument.dtype, device
-    if kind in _VALUES:
-        return argument  # type: ignore[no-any-return]
-    if kind is list or kind is tuple:
-        return tuple(map(_layout, argument))
-    raise _Unknown
+    key: list[Hashable] = [name, schedule]
+    graph = torch.is_grad_enabled()
+    for argument in arguments:
+        kind = type(argument)
+        if kind in _VALUES:
+            key.append(argument)
+        elif kind in _TENSORS:
+            if argument.layout is not _STRIDED or (graph and argument.requires_grad):
+                return None
+            device = None if argument.is_cpu else argument.device
+            key += (argument.shape, argument.stride(), argument.dtype, device)
+        elif kind is list or kind is tuple:
+            inner = key_of("", "", argument)
+            if inner is None:
+                return None
+            key.append(inner)
+        else:
+            return None
+    return tuple(key)
