@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from weft import plugins as _plugins
@@ -22,6 +22,7 @@ from weft.collectives.group_channel import explain_collective as _explain_collec
 from weft.errors import Cancelled, Error, InvalidPlan, Mismatch, PeerLost, Timeout, Unsupported
 from weft.fabric import Link
 from weft.fabric import of as _fabric_of
+from weft.fabric.deadlines import seconds_of as _seconds_of
 from weft.ops.all_gather_matmul import all_gather_matmul
 from weft.ops.all_to_all_matmul import all_to_all_matmul
 from weft.ops.embedding_all_to_all import embedding_all_to_all
@@ -92,7 +93,7 @@ def symmetric_empty(
 
     sizes: list[int] = []
     for size in shape:
-        sizes.extend([size] if isinstance(size, int) else size)
+        sizes.extend(size if isinstance(size, Iterable) else [size])
     return _fabric_of(group).memory.empty(sizes, dtype or torch.get_default_dtype())
 
 
@@ -107,7 +108,7 @@ def configure(
 
     Args:
         group: the process group (None: all ranks).
-        deadline: how long a wait may take, in seconds.
+        deadline: how long a wait may take, in seconds; `float("inf")` for as long as it takes.
         link: the speed of links: `"memory"`, a rate such as `"0.1GB/s"`, or a `Link`. Set the same
             link on every rank.
         select: what chooses a schedule for `schedule="auto"`: `"auto"` (a tuned result, else the
@@ -115,9 +116,7 @@ def configure(
     """
     fabric = _fabric_of(group)
     if deadline is not None:
-        if not deadline > 0:
-            raise Unsupported(f"a deadline must be above zero seconds, not {deadline}")
-        fabric.deadline = float(deadline)
+        fabric.deadline = _seconds_of(deadline, "deadline")
     if link is not None:
         fabric.set_link(Link.parse(link) if isinstance(link, str) else link)
     if select is not None:

@@ -22,6 +22,7 @@ from weft.collectives.kinds import DTYPES, OTHER, REDUCTIONS, SUM
 from weft.dtype import name_of
 from weft.errors import Cancelled, Error, Mismatch, PeerLost, Timeout, Unsupported
 from weft.fabric import Fabric, _native
+from weft.fabric.deadlines import nanoseconds
 from weft.fabric.outcomes import (
     AGAIN,
     DISAGREE,
@@ -110,7 +111,7 @@ class GroupChannel:
             reduction,
             root,
             engine == "cores",
-            int((fabric.deadline if patience is None else patience) * 1e9),
+            nanoseconds(fabric.deadline if patience is None else patience),
             0 if source is None else source.data_ptr() or _EMPTY,
             0 if target is None else target.data_ptr() or _EMPTY,
             num_bytes,
@@ -158,7 +159,7 @@ class GroupChannel:
             reduction,
             root,
             engine == "cores",
-            int((fabric.deadline if patience is None else patience) * 1e9),
+            nanoseconds(fabric.deadline if patience is None else patience),
             by_pair,
             sizes,
             [t.data_ptr() or _EMPTY for t in sources],
@@ -182,7 +183,7 @@ class GroupChannel:
         if self.world == 1 or self.fabric.broken is not None:
             return
         reason = str(error) or type(error).__name__
-        job = self.native.refuse(reason[:800], int(self.fabric.deadline * 1e9), background)
+        job = self.native.refuse(reason[:800], nanoseconds(self.fabric.deadline), background)
         if background:
             self._keep(job, ())
             return
@@ -200,7 +201,7 @@ class GroupChannel:
         """Starts to send or receive a message in the background. Its tensor is kept alive until
         the message has ended, even if the caller drops what it was given."""
         started = self.messages.start(
-            sends, peer, tag, tensor.data_ptr(), tensor.nbytes, int(self.patience * 1e9), True
+            sends, peer, tag, tensor.data_ptr(), tensor.nbytes, nanoseconds(self.patience), True
         )
         if len(self._messages) >= self._most_messages:
             self._messages = [kept for kept in self._messages if not kept[0].done]

@@ -16,12 +16,13 @@ import torch.distributed as dist
 
 from weft.errors import Unsupported
 from weft.fabric import _native
+from weft.fabric.deadlines import deadline_of
 from weft.fabric.group.several_machines import SeveralMachines
 from weft.fabric.host.one_machine import OneMachine
 from weft.fabric.interface import Capabilities, Fabric
 from weft.fabric.link import Link
-from weft.fabric.processes import ProcessFabric, deadline_of
-from weft.fabric.rendezvous import hello
+from weft.fabric.processes import ProcessFabric
+from weft.fabric.rendezvous import hello, opening
 
 VERSION: str = _native.VERSION
 """The version of weft, as it was built."""
@@ -117,12 +118,13 @@ def kinds() -> list[str]:
 def open_on_cpu(group: dist.ProcessGroup, device: torch.device) -> ProcessFabric:
     """The host fabric if all ranks are on one machine, otherwise the group fabric."""
     deadline = deadline_of(group)
-    cards = hello(group, deadline, kinds())
-    asked = cards[0].fabric
-    together = len({card.machine for card in cards}) == 1
-    if len(cards) == 1 or asked == "host" or (together and asked not in ("group", "flat")):
-        return ProcessFabric(group, OneMachine(group, deadline))
-    return ProcessFabric(group, SeveralMachines(group, cards, deadline))
+    with opening(group):
+        cards = hello(group, deadline, kinds())
+        asked = cards[0].fabric
+        together = len({card.machine for card in cards}) == 1
+        if len(cards) == 1 or asked == "host" or (together and asked not in ("group", "flat")):
+            return ProcessFabric(group, OneMachine(group, deadline))
+        return ProcessFabric(group, SeveralMachines(group, cards, deadline))
 
 
 register(_CPU, open_on_cpu)

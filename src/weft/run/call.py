@@ -145,6 +145,8 @@ def check_tensor(name: str, tensor: object, dimensions: Sequence[int]) -> torch.
         raise Unsupported(f"{name} must be a tensor, not {type(tensor).__name__}")
     if tensor.device.type != "cpu":
         raise Unsupported(f"{name} is on {tensor.device}; the host fabric takes CPU tensors")
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        raise Unsupported(f"{name} is sparse or nested; pass a dense tensor")
     if tensor.dim() not in dimensions:
         allowed = " or ".join(str(d) for d in dimensions)
         raise Unsupported(
