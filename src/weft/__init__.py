@@ -48,13 +48,16 @@ if TYPE_CHECKING:
     from weft.fabric import Fabric
     from weft.machine import Machine
     from weft.nn import compile, symm_mem_compat
+    from weft.report.summary import Summary, summary
 
 
 def __getattr__(name: str) -> object:
     """Imports `weft.nn` and its functions on first use, because importing DTensor takes long, and
-    `weft.loom`, which few programs need."""
+    `weft.loom` and `weft.summary`, which few programs need."""
     if name == "loom":
         return importlib.import_module("weft.loom")
+    if name in ("summary", "Summary"):
+        return getattr(importlib.import_module("weft.report.summary"), name)
     if name not in ("nn", "compile", "symm_mem_compat"):
         raise AttributeError(f"module 'weft' has no attribute {name!r}")
     module = importlib.import_module("weft.nn")
@@ -97,6 +100,39 @@ def symmetric_empty(
     return _fabric_of(group).memory.empty(sizes, dtype or torch.get_default_dtype())
 
 
+def workspace_bytes(
+    operation: str,
+    m: int,
+    n: int,
+    k: int,
+    world: int,
+    *,
+    dtype: str = "float32",
+    schedule: str | Schedule = "auto",
+) -> int:
+    """The symmetric memory that a call on a device needs on every rank, in bytes.
+
+    Calls share it, so a group needs that of its largest call. It is allocated at the first call of
+    new sizes, which must not be captured into a graph.
+
+    Args:
+        operation: the name of the operator, e.g. `"all_gather_matmul"`.
+        m, n, k: its sizes over all ranks, as `weft explore` takes them.
+        world: the number of ranks.
+        dtype: the name of a dtype.
+        schedule: a schedule; `"auto"` is the largest of all that may be chosen.
+    """
+    from weft.fabric.device.program import needed_bytes
+    from weft.operation import find
+
+    asked = find(operation).of(m, n, k, world, dtype)
+    if schedule == "auto":
+        some = [one for one in Schedule.space(asked) if one.fusion != "kernel"]
+    else:
+        some = [Schedule.parse(schedule) if isinstance(schedule, str) else schedule]
+    return max(needed_bytes(asked.lower(one)) for one in some)
+
+
 def configure(
     *,
     group: dist.ProcessGroup | None = None,
@@ -137,6 +173,7 @@ __all__ = [
     "Recording",
     "Schedule",
     "Span",
+    "Summary",
     "Timeline",
     "Timeout",
     "Unsupported",
@@ -158,7 +195,9 @@ __all__ = [
     "record",
     "reduce_scatter",
     "scatter",
+    "summary",
     "symm_mem_compat",
     "symmetric_empty",
     "tune",
+    "workspace_bytes",
 ]

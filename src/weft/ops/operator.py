@@ -26,6 +26,7 @@ from weft.ops.known import Output as Output
 from weft.plan.tasks import Plannable
 from weft.run import session as sessions
 from weft.run.call import CHOSEN, Combine, Request, Tensors, carry_out
+from weft.run.ranges import profiled, range_of
 from weft.run.session import Session
 from weft.schedule import Schedule
 from weft.select import auto
@@ -128,12 +129,15 @@ def operators() -> dict[str, Operator]:
 
 
 def session_for(group: dist.ProcessGroup | None, tensor: object) -> Session:
-    """The session of a group for calls on the device of a tensor. A device without a fabric is
-    refused by the checks of the arguments, on every rank."""
+    """The session of a group for calls on the device of a tensor; if a rank has no tensor at all,
+    on torch's default device. A device without a fabric is refused by the checks of the arguments,
+    on every rank."""
     device = "cpu"
-    if isinstance(tensor, torch.Tensor) and not tensor.is_cpu:
-        device = tensor.device.type if tensor.device.type in fabrics.devices() else "cpu"
-    return sessions.of(fabrics.of(group, device))
+    if not isinstance(tensor, torch.Tensor):
+        device = torch.get_default_device().type if tensor is None else device
+    elif not tensor.is_cpu:
+        device = tensor.device.type
+    return sessions.of(fabrics.of(group, device if device in fabrics.devices() else "cpu"))
 
 
 def run(
@@ -150,15 +154,15 @@ def run(
         key = key or key_of(operator.name, schedule, arguments)
         known = session.known.get(key)
         if type(known) is Known and output is None and _holds(known):
-            assert known.again is not None
-            try:
-                operands = known.again(*arguments)
-            except Exception as error:
-                session.fabric.refuse(operator.name, error)
-                raise
-            return operands.result(_carry_out(session, known, operands, None)[0])
+            if profiled():
+                with range_of(operator.name):
+                    return _run_known(session, known, arguments)
+            return _run_known(session, known, arguments)
     for _ in range(3):
         try:
+            if profiled():
+                with range_of(operator.name):
+                    return _bind_and_run(operator, session, schedule, arguments, output, key)
             return _bind_and_run(operator, session, schedule, arguments, output, key)
         except Renew:
             continue
@@ -168,6 +172,16 @@ def run(
 def _holds(known: Known) -> bool:
     """Whether the decision of a known call has not changed."""
     return known.still is None or known.still(known.sizes) is known.decision
+
+
+def _run_known(session: Session, known: Known, arguments: tuple[Any, ...]) -> Any:
+    assert known.again is not None
+    try:
+        operands = known.again(*arguments)
+    except Exception as error:
+        session.fabric.refuse(known.proposal.operation, error)
+        raise
+    return operands.result(_carry_out(session, known, operands, None)[0])
 
 
 def _bind_and_run(
@@ -278,7 +292,13 @@ def _stored(
     if not in_kernel(fabric, schedule):
         # Copy engines write contiguous rows.
         given = out if out is not None and out.is_contiguous() else None
-        return (lambda _: {"y": torch.empty(shape, dtype=dtype) if given is None else given}), {}
+        return (
+            lambda _: {
+                "y": torch.empty(shape, dtype=dtype, device=fabric.device)
+                if given is None
+                else given
+            }
+        ), {}
     if output is None:
         output = fabric.memory.output(shape, dtype, out)
     else:

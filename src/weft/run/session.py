@@ -28,6 +28,20 @@ class Runner:
     parts: list[Part]
     why: str
     asked: str
+    tally: Tally
+
+
+@dataclass(slots=True)
+class Tally:
+    """All calls of an operator with one schedule in this process."""
+
+    name: str
+    schedule: str
+    asked: str
+    why: str = ""
+    """The reason of the last call."""
+    calls: int = 0
+    seconds: float = 0.0
 
 
 class Finished(NamedTuple):
@@ -82,8 +96,12 @@ class Session:
     def finished(self, runner: Runner, why: str, started: float, timeline: Timeline) -> float:
         """Keeps a call that has just ended, for `weft.explain`; returns its seconds."""
         ended = time.perf_counter()
+        seconds, tally = ended - started, runner.tally
+        tally.calls += 1
+        tally.seconds += seconds
+        tally.why = why
         self._last = runner, why, started, ended, timeline
-        return ended - started
+        return seconds
 
     @property
     def last(self) -> Finished | None:
@@ -95,6 +113,7 @@ class Session:
         return Finished(runner.plan, rank, name, runner.asked, why, seconds, timeline, ended)
 
 
+_tallies: dict[tuple[str, str, str], Tally] = {}
 _sessions: dict[int, Session] = {}
 _closed: list[Finished] = []
 """The last call of groups that have been closed."""
@@ -115,6 +134,20 @@ def _end(key: int) -> None:
     last = None if session is None else session.last
     if last is not None:
         _closed[:] = [max([last, *_closed], key=_ended)]
+
+
+def tally_of(plan: Plan, asked: str) -> Tally:
+    """The tally of the calls that a plan belongs to."""
+    key = (plan.operation.name, str(plan.schedule), asked)
+    found = _tallies.get(key)
+    if found is None:
+        found = _tallies[key] = Tally(*key)
+    return found
+
+
+def tallies() -> list[Tally]:
+    """All calls of this process, by operator and schedule."""
+    return [tally for tally in _tallies.values() if tally.calls]
 
 
 def last_finished() -> Finished | None:
