@@ -147,5 +147,6 @@ OPERATOR = register(
         fake=_fake,
         setup_context=_setup_context,
         backward=_backward,
+        repeats=True,
     )
 )
