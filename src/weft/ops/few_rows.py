@@ -13,6 +13,7 @@ import time
 from typing import NamedTuple
 
 import torch
+from torch.autograd import forward_ad
 
 from weft.errors import Unsupported
 from weft.fabric.interface import PeerOutput, Repeat
@@ -100,6 +101,8 @@ def arguments_of(
     """Everything that decides how a product is made, except the addresses of its operands. Calls
     with equal values are repetitions. None if the arguments must be checked one by one."""
     if type(x) not in _PLAIN or type(w) not in _PLAIN or record.active is not None:
+        return None
+    if forward_ad._current_level >= 0:
         return None
     a: torch.Tensor = x  # type: ignore[assignment]
     b: torch.Tensor = w  # type: ignore[assignment]

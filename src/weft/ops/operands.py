@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import _resolve_process_group
 
 from weft.errors import Mismatch, Unsupported
+from weft.ops import modes
 from weft.plan.scattering import shared_bytes
 from weft.run.call import check_tensor
 from weft.schedule import ENGINES, Schedule
@@ -78,15 +79,16 @@ def check_group_rank(name: str, sizes: Sequence[int], world: int, rank: int, act
 
 
 def dispatched(tensors: Sequence[object], out: object, sizes: Sequence[object] = ()) -> bool:
-    """Whether a call must go through the dispatcher of torch: for a graph, or for gradients. Calls
-    that the dispatcher would refuse on this rank alone (wrong types, an `out`) do not go there, so
-    that they are refused on every rank. sizes: arguments that are lists of sizes."""
+    """Whether a call must go through the dispatcher of torch: for a graph, for gradients, or for a
+    mode such as autocast. Calls that the dispatcher would refuse on this rank alone (wrong types,
+    an `out`) do not go there, so that they are refused on every rank. sizes: arguments that are
+    lists of sizes."""
     if torch.compiler.is_compiling():
         if out is not None:
             raise Unsupported("out= cannot be used in a compiled graph; use the returned tensor")
         return True
     typed = all(isinstance(t, torch.Tensor) for t in tensors) and all(map(_are_sizes, sizes))
-    return typed and out is None and differentiated(tensors)
+    return typed and out is None and (differentiated(tensors) or modes.active())
 
 
 def differentiated(tensors: Sequence[object]) -> bool:

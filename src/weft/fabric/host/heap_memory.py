@@ -79,7 +79,8 @@ class HeapMemory:
         if found is None or found.size < size:
             self._shared.pop(key, None)
             block = self.allocate(max(size, 1))
-            memory = torch.from_numpy(block.array())
+            with torch.inference_mode(False):  # later calls may be outside of it
+                memory = torch.from_numpy(block.array())
             found = self._shared[key] = SharedBlock(
                 block.offset, memory, memory.data_ptr(), memory.numel()
             )
@@ -88,7 +89,8 @@ class HeapMemory:
     def private(self, size: int) -> torch.Tensor:
         """Private memory for one call at a time. It is kept between calls."""
         if self._workspace.numel() < size:
-            self._workspace = torch.empty(size, dtype=torch.uint8)
+            with torch.inference_mode(False):  # later calls may be outside of it
+                self._workspace = torch.empty(size, dtype=torch.uint8)
         return self._workspace
 
     def allocate(self, size: int) -> _native.Block:

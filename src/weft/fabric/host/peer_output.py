@@ -44,14 +44,16 @@ class _Kept:
         """A new tensor on this memory for the caller."""
         tensor = self.tensor
         if tensor.shape != shape or tensor.dtype != dtype:
-            raw = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
-            tensor = self.tensor = _shaped(raw, shape, dtype)
+            with torch.inference_mode(False):  # later calls may be outside of it
+                raw = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+                tensor = self.tensor = _shaped(raw, shape, dtype)
         return PeerOutput(tensor.detach(), self.offset)
 
 
 def _keep(block: _native.Block, shape: Sequence[int], dtype: torch.dtype) -> _Kept:
     assert _count_uses is not None
-    tensor = _shaped(torch.from_numpy(block.array()), shape, dtype)
+    with torch.inference_mode(False):  # later calls may be outside of it
+        tensor = _shaped(torch.from_numpy(block.array()), shape, dtype)
     storage = tensor.untyped_storage()._cdata
     return _Kept(tensor, block.offset, storage, _count_uses(storage))
 
