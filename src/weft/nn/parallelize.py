@@ -82,7 +82,7 @@ def parallelize(
         gathering = split_sequence(layers, work.styled, work.by)
     work.sharder.spread(model)
     if hasattr(model, "_tp_size"):
-        model._tp_size = mesh.size()  # transformers sizes static caches by it
+        vars(model)["_tp_size"] = mesh.size()  # transformers sizes static caches by it
     made = work.report(sequence_parallel, gathering)
     return ModelReport(type(model).__name__, mesh.size(), made, sequence_parallel)
 
@@ -232,9 +232,9 @@ class _Work:
             made = ColwiseParallel(schedule=self.schedule)
         install_columns(made, group, self.mesh)
         self.styled.update(dict.fromkeys(group, made))
-        parent = self.model.get_submodule(name.rpartition(".")[0])
-        if parts > 1 and isinstance(getattr(parent, "split_size", None), int):
-            parent.split_size //= self.mesh.size()  # GPT-2 cuts the result of c_attn by it
+        parent = vars(self.model.get_submodule(name.rpartition(".")[0]))
+        if parts > 1 and isinstance(parent.get("split_size"), int):
+            parent["split_size"] //= self.mesh.size()  # GPT-2 cuts the result of c_attn by it
 
     def _shard(self, module: nn.Module, own: str, place: Any, *how: Any) -> None:
         parameter = module._parameters.get(own)

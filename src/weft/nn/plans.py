@@ -64,7 +64,7 @@ def plan_of(model: nn.Module, plan: Mapping[str, Any] | None) -> dict[str, Any]:
             )
         if isinstance(kind, str) and kind not in STYLES:
             raise Unsupported(
-                f"there is no style {style!r} for {pattern!r}{nearest(style, STYLES)}; the styles "
+                f"there is no style {kind!r} for {pattern!r}{nearest(kind, STYLES)}; the styles "
                 f"are {', '.join(STYLES)}"
             )
     if plan is not None:

@@ -43,7 +43,8 @@ def split_sequence(layers: nn.ModuleList, styled: dict[nn.Module, Any], by: Quic
     sequence before they compute."""
     gathering: list[str] = []
     for layer in layers:
-        for name, child in layer.named_children():
+        children: list[tuple[str, Any]] = list(layer.named_children())
+        for name, child in children:
             if _is_pointwise(child):
                 child.forward = partial(_on_stream, child, by)
             elif _is_overlapped(child, styled):
@@ -51,7 +52,7 @@ def split_sequence(layers: nn.ModuleList, styled: dict[nn.Module, Any], by: Quic
                 child.register_forward_pre_hook(partial(_announce, rows), with_kwargs=True)
                 for inner in child.modules():
                     if isinstance(inner, nn.Dropout):
-                        inner.forward = partial(_on_stream, inner, by)
+                        vars(inner)["forward"] = partial(_on_stream, inner, by)
             elif any(True for _ in child.parameters()):
                 gathering.append(name)
                 _Around(by).install(child)

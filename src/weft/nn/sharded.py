@@ -127,7 +127,7 @@ def latent_projection(module: nn.Module, rotary: int, by: Quick, x: torch.Tensor
     y: torch.Tensor = type(module).forward(module, x)
     if not torch.is_grad_enabled():
         return y
-    latent, key = y.split([y.shape[-1] - rotary, rotary], -1)
+    latent, key = torch.split(y, [y.shape[-1] - rotary, rotary], -1)
     return torch.cat([latent, shared(key, by)], -1)
 
 

@@ -76,8 +76,5 @@ def instead(module: nn.Module, values: Mapping[str, Any]) -> Iterator[None]:
 
 def own_parameters(module: nn.Module) -> dict[str, Any]:
     """This rank's parts of the parameters of a module that are DTensors."""
-    return {
-        name: parameter.to_local()
-        for name, parameter in module._parameters.items()
-        if isinstance(parameter, DTensor)
-    }
+    held: dict[str, Any] = module._parameters
+    return {name: p.to_local() for name, p in held.items() if isinstance(p, DTensor)}

@@ -7,6 +7,7 @@ another symbol; then s // 2 is a plain product, too. Nothing here adds a guard t
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -43,7 +44,8 @@ def _symbolic_sizes(graph: Graph) -> Iterable[torch.SymInt]:
         if isinstance(found, torch.SymInt):
             yield found
         elif isinstance(found, torch.Tensor):
-            yield from (size for size in found.shape if isinstance(size, torch.SymInt))
+            sizes: list[Any] = list(found.shape)
+            yield from (size for size in sizes if isinstance(size, torch.SymInt))
 
 
 def size_of(size: int | torch.SymInt, graph: Graph | None = None) -> Size:
@@ -101,14 +103,28 @@ def node_of(graph: Graph, wanted: Size) -> int | Node:
     for node in graph.nodes:
         found = node.meta.get("val")
         if isinstance(found, torch.SymInt) and size_of(found, graph) == wanted:
-            return node
+            same: Node = node
+            return same
     for node in graph.find_nodes(op="placeholder"):
         if known(node) and wanted in sizes_of(node):
             place = sizes_of(node).index(wanted)
             made = graph.call_function(torch.ops.aten.sym_size.int, (node, place))
             made.meta["val"] = node.meta["val"].shape[place]
             return made
-    raise NoSize(str(wanted))
+    factors = sympy.Mul.make_args(wanted)
+    if len(factors) == 1:
+        raise NoSize(str(wanted))
+    return _multiplied(graph, [int(f) if f.is_Integer else f for f in factors])
+
+
+def _multiplied(graph: Graph, factors: list[Size]) -> int | Node:
+    first, *rest = (node_of(graph, factor) for factor in factors)
+    for other in rest:
+        node = graph.call_function(operator.mul, (first, other))
+        values = [n.meta["val"] if isinstance(n, Node) else n for n in (first, other)]
+        node.meta["val"] = values[0] * values[1]
+        first = node
+    return first
 
 
 def shape_nodes(graph: Graph, shape: Iterable[Size]) -> list[int | Node]:

@@ -136,7 +136,7 @@ class ColwiseTogether(ParallelStyle):
         )
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        linears = []
+        linears: list[nn.Module] = []
         for name in self.names:
             linear = module.get_submodule(name)
             if not isinstance(linear, nn.Linear):

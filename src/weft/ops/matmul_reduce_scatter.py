@@ -106,7 +106,7 @@ def _fake(
     return resized(a, scatter_dim, own_rows, b.shape[1])
 
 
-def _share(size: int | torch.SymInt, world: int, rank: int) -> Any:
+def _share(size: Any, world: int, rank: int) -> Any:
     """The size of a rank. That of a dynamic graph is not compared, because that would fix it."""
     if isinstance(size, torch.SymInt):
         from torch.fx.experimental.symbolic_shapes import statically_known_true

@@ -66,12 +66,12 @@ def check_tangents(arguments: Any) -> None:
     for argument in arguments:
         if isinstance(argument, (list, tuple)):
             check_tangents(argument)
-        elif isinstance(argument, torch.Tensor) and _tangent(argument) is not None:
+        elif isinstance(argument, torch.Tensor) and _has_tangent(argument):
             raise Unsupported(
                 "an input has a tangent, and weft has no forward-mode differentiation; use "
                 "torch.autograd.grad or loss.backward()"
             )
 
 
-def _tangent(tensor: torch.Tensor) -> torch.Tensor | None:
-    return forward_ad.unpack_dual(tensor).tangent
+def _has_tangent(tensor: torch.Tensor) -> bool:
+    return forward_ad.unpack_dual(tensor).tangent is not None  # type: ignore[no-untyped-call]

@@ -18,6 +18,9 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
+# Older versions of torch have the second name only, newer ones warn about it.
+_gather: Any = getattr(functional, "all_gather_single", None) or functional.all_gather_tensor
+
 
 class Collectives(Protocol):
     """What adds and gathers tensors of all ranks of a group."""
@@ -41,7 +44,7 @@ class Plain:
 
     def gather(self, x: torch.Tensor) -> torch.Tensor:
         """The x of all ranks, concatenated along the first dimension."""
-        return _ready(functional.all_gather_tensor(x.contiguous(), 0, self.group))
+        return _ready(_gather(x.contiguous(), 0, self.group))
 
 
 def _ready(x: torch.Tensor) -> torch.Tensor:
