@@ -9,7 +9,7 @@ import torch
 SIZES = {
     "vocab_size": 67,
     "hidden_size": 32,
-    "intermediate_size": 48,
+    "intermediate_size": 64,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 4,
@@ -25,7 +25,7 @@ LATENT = {
     "qk_rope_head_dim": 4,
     "qk_nope_head_dim": 4,
     "v_head_dim": 8,
-    "moe_intermediate_size": 16,
+    "moe_intermediate_size": 32,
     "n_routed_experts": 4,
     "num_experts_per_tok": 2,
     "n_shared_experts": 1,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from dataclasses import dataclass
 
 WIDTH = 80
-_NAME = 40
-_OPERATOR = 20
+_NAME = 36
+_OPERATOR = 22
 
 
 @dataclass(frozen=True)
@@ -74,10 +75,19 @@ class ModelReport:
 
 
 def _row(layer: LayerReport) -> list[str]:
-    name = f"{layer.name} x {layer.count}" if layer.count > 1 else layer.name
-    pieces = textwrap.wrap(name, _NAME - 2, break_on_hyphens=False) or [""]
-    *before, last = pieces
+    name = f"{layer.name} x{layer.count}" if layer.count > 1 else layer.name
+    *before, last = _lines(name)
     return [*before, f"{last:{_NAME}}{layer.forward:{_OPERATOR}}{layer.backward}".rstrip()]
+
+
+def _lines(name: str) -> list[str]:
+    """A name in lines that fit into their column, broken behind dots."""
+    lines = [""]
+    for piece in re.split(r"(?<=\.)", name):
+        if len(lines[-1]) + len(piece) >= _NAME and lines[-1]:
+            lines.append("  ")
+        lines[-1] += piece
+    return lines
 
 
 def _reason(layer: LayerReport) -> list[str]:

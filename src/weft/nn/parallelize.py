@@ -296,8 +296,7 @@ class _Work:
     ) -> LayerReport:
         shown = wildcard(name)
         if len(names) > 1:
-            last = ",".join(n.rpartition(".")[2] for n in names)
-            shown = f"{shown.rpartition('.')[0]}.{{{last}}}"
+            shown = f"{shown.rpartition('.')[0]}.{_in_braces([n.split('.')[-1] for n in names])}"
         if not isinstance(style, str):
             return LayerReport(shown, 1, type(style).__name__, "its own", "its own", _OTHERS)
         kind = style.partition(":")[0]
@@ -329,6 +328,12 @@ _OUTCOMES = {
     "moe_identity_expert": ("local", "local", ""),
 }
 """By style: what runs forward and backward, and why communication is not overlapped."""
+
+
+def _in_braces(names: list[str]) -> str:
+    """Several names as one: {q,k,v}_proj."""
+    tail = "_proj" if all(name.endswith("_proj") for name in names) else ""
+    return f"{{{','.join(name.removesuffix(tail) for name in names)}}}{tail}"
 
 
 def _parameter_placement(parameter: Any, style: str) -> Placement:
