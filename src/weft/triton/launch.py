@@ -122,6 +122,7 @@ class Calls:
         error: Error | None = None
         arguments: dict[str, Any] = {}
         try:
+            _refuse_capture(self.space.device)
             arguments = prepare()
         except Error as refusal:
             error = refusal
@@ -153,7 +154,7 @@ class Calls:
                 self.kernel.interpreted[(grid,)](**arguments, spins=FOREVER)
             self._check(visit)
             return
-        spins = min(int(self.space.deadline / SECONDS_PER_SPIN), FOREVER)
+        spins = int(min(self.space.deadline / SECONDS_PER_SPIN, FOREVER))
         bound = {**arguments, "spins": spins}
         if self._grid is None:
             fits = self._resident(bound, options)
@@ -189,6 +190,18 @@ class Calls:
             )
         raise visit.failure(
             self.operation, f"rank {rank} to send {self.phases[phase]} ({seen} of {target} there)"
+        )
+
+
+def _refuse_capture(device: torch.device) -> None:
+    """A kernel waits for counters to reach the number of its call. A graph would keep that number,
+    and its replays would not wait at all."""
+    if device.type == "cpu":
+        return
+    if torch.get_device_module(device).is_current_stream_capturing():
+        raise Unsupported(
+            "weft's Triton kernels cannot be captured into a graph, because they wait for the "
+            "number of a call; call them outside of the capture"
         )
 
 
