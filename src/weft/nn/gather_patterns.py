@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch.fx import Graph, Node
 
-from weft.nn.following import PRODUCTS, aten, follow, value
+from weft.nn.following import PRODUCTS, aten, follow, moves, value
 from weft.nn.layout import DimensionPart, Layout
 from weft.nn.report import Match, NearMiss, Report
 from weft.nn.rewrite import call, cast, depends, group_of, item, prune, shaped
@@ -58,6 +58,11 @@ def _replace(graph: Graph, node: Node, schedule: str, report: Report) -> str | N
     named[0] = [("ranks", ranks), ("d0", shape[0])] if gathers else [("d0", sizes_of(wait)[0])]
     layouts = follow({wait: Layout.of(*named)})
     products, others, reasons = _products(layouts, shape, ranks, gathers)
+    maker = None if products or reasons else _maker(shard)
+    if maker is not None:
+        return (
+            f"it gathers the result of {maker.name}; weft overlaps a gather with products after it"
+        )
     if not products:
         uses = ", ".join(sorted(user.name for user in others))
         return reasons[0] if reasons else f"no product uses its result (used by {uses or 'none'})"
@@ -116,6 +121,16 @@ def _replace(graph: Graph, node: Node, schedule: str, report: Report) -> str | N
     report.matches.append(Match(name, (node.name, *(p.node.name for p in alike)), detail))
     prune(graph, *(product.node for product in alike), *layouts)
     return None
+
+
+def _maker(node: Node) -> Node | None:
+    """The product whose elements a node holds, if it is one."""
+    while node.target not in PRODUCTS:
+        before = moves(node)
+        if len(before) != 1:
+            return None
+        node = before[0]
+    return node
 
 
 def _constant(*lists: object) -> bool:
