@@ -10,16 +10,24 @@ from typing import Any
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import parallelize_module
-from torch.distributed.tensor.placement_types import Placement
 
 from weft.errors import Unsupported
 from weft.nn import sharded
 from weft.nn.model_report import LayerReport, ModelReport
+from weft.nn.outcomes import outcome
 from weft.nn.plans import plan_of, style_of, wildcard
 from weft.nn.sequence import layers_of, split_sequence
-from weft.nn.sharding import Sharder, columns, rows
+from weft.nn.sharding import (
+    Sharder,
+    columns,
+    is_linear,
+    out_features,
+    parameter_placement,
+    rows,
+    span,
+)
 from weft.nn.styles import ColwiseParallel, install_columns, install_rows
 from weft.schedule import Schedule
 
@@ -34,11 +42,6 @@ TOGETHER = (
 
 _HEADS = {"q_proj", "k_proj", "v_proj", "q_b_proj", "kv_b_proj", "c_attn", "query", "key", "value"}
 _GATHERED = ("colwise_gather_output", "colwise_rep")
-_AFTERWARDS = "its columns are gathered after the product, which weft does not overlap"
-_LOOKUP = "a lookup has no product that could hide its {}"
-_EXPERTS = "the results of the experts are summed when all of them are done"
-_SINGLE = "only its gradient is summed, behind the backward of other layers"
-_OTHERS = "a style of yours; see its own description"
 
 
 def parallelize(
@@ -77,7 +80,7 @@ def parallelize(
     work.check()
     layers = layers_of(model, [wildcard(n) for n in work.modules]) if sequence_parallel else None
     work.shard()
-    gathering: list[str] = []
+    gathering: set[nn.Module] = set()
     if layers is not None:
         gathering = split_sequence(layers, work.styled, work.by)
     work.sharder.spread(model)
@@ -174,14 +177,14 @@ class _Work:
         for name, style in self.modules.items():
             module, kind = self.model.get_submodule(name), str(style).partition(":")[0]
             linear = kind.startswith(("colwise", "rowwise", "packed_"))
-            if isinstance(style, str) and linear and not _is_linear(module):
+            if isinstance(style, str) and linear and not is_linear(module):
                 raise Unsupported(
                     f"the plan gives {name} the style {style!r}, but it is a "
                     f"{type(module).__name__} and no linear layer"
                 )
             if kind == "embedding_rowwise":
                 count = getattr(module, "num_embeddings", 0)
-                if not isinstance(module, nn.Embedding) or _span(count, world - 1, world)[1] == 0:
+                if not isinstance(module, nn.Embedding) or span(count, world - 1, world)[1] == 0:
                     raise Unsupported(
                         f"{name} cannot be divided by rows: it is a {type(module).__name__} of "
                         f"{count} rows for {world} ranks"
@@ -193,7 +196,7 @@ class _Work:
         for name, style in self.parameters.items():
             owner, _, own = name.rpartition(".")
             module = self.model.get_submodule(owner)
-            self.sharder.shard(module, own, _parameter_placement(module._parameters[own], style))
+            self.sharder.shard(module, own, parameter_placement(module._parameters[own], style))
         for name, style in self.modules.items():
             module = self.model.get_submodule(name)
             if module in self.styled:
@@ -226,7 +229,7 @@ class _Work:
             for own in ("weight", "bias"):
                 self._shard(one, own, columns, not isinstance(one, nn.Linear), parts)
         if kind in _GATHERED:
-            size = _out_features(module)
+            size = out_features(module)
             made: ColwiseParallel = sharded.GatheredColumns(self.schedule, self.by, size)
         else:
             made = ColwiseParallel(schedule=self.schedule)
@@ -246,11 +249,11 @@ class _Work:
         if kind == "embedding_rowwise":
             assert isinstance(module, nn.Embedding)
             self.sharder.shard(module, "weight", Shard(0))
-            span = _span(module.num_embeddings, self.mesh.get_local_rank(), world)
+            mine = span(module.num_embeddings, self.mesh.get_local_rank(), world)
             if module.padding_idx is not None:
-                inside = 0 <= module.padding_idx - span[0] < span[1]
-                module.padding_idx = module.padding_idx - span[0] if inside else None
-            module.forward = partial(sharded.embedding_rows, module, span, by)  # type: ignore[method-assign]
+                place = module.padding_idx - mine[0]
+                module.padding_idx = place if 0 <= place < mine[1] else None
+            module.forward = partial(sharded.embedding_rows, module, mine, by)  # type: ignore[method-assign]
         elif kind == "embedding_colwise":
             size = module._parameters["weight"].shape[1]  # type: ignore[union-attr]
             self.sharder.shard(module, "weight", Shard(1))
@@ -271,12 +274,16 @@ class _Work:
 
     # -- the report --------------------------------------------------------------------------------
 
-    def report(self, sequence: bool, gathering: list[str]) -> tuple[LayerReport, ...]:
+    def report(self, sequence: bool, gathering: set[nn.Module]) -> tuple[LayerReport, ...]:
         rows: Counter[LayerReport] = Counter()
         for name, style in self.modules.items():
             names = self.joined.get(name, (name,))
             if name == names[0]:
-                rows[self._row(name, names, style, sequence, gathering)] += 1
+                around = sequence and "*" in wildcard(name)
+                parts = name.split(".")
+                ahead = (".".join(parts[:i]) for i in range(1, len(parts)))
+                gathers = any(self.model.get_submodule(n) in gathering for n in ahead)
+                rows[outcome(names, style, around, gathers)] += 1
         for name, module in self.model.named_modules():
             mine = module not in self.styled and any(
                 f"{name}.{own}" not in self.parameters
@@ -290,79 +297,3 @@ class _Work:
             LayerReport(row.name, count, row.style, row.forward, row.backward, row.why)
             for row, count in rows.items()
         )
-
-    def _row(
-        self, name: str, names: tuple[str, ...], style: Any, sequence: bool, gathering: list[str]
-    ) -> LayerReport:
-        shown = wildcard(name)
-        if len(names) > 1:
-            shown = f"{shown.rpartition('.')[0]}.{_in_braces([n.split('.')[-1] for n in names])}"
-        if not isinstance(style, str):
-            return LayerReport(shown, 1, type(style).__name__, "its own", "its own", _OTHERS)
-        kind = style.partition(":")[0]
-        scattered = sequence and "*" in shown and not any(f".{p}." in shown for p in gathering)
-        forward, backward, why = _OUTCOMES[kind]
-        if scattered and kind in ("colwise", "packed_colwise"):
-            forward, backward = "all_gather_matmul", "matmul_reduce_scatter"
-        elif scattered and kind == "rowwise":
-            forward, backward = "matmul_reduce_scatter", "all_gather_matmul"
-        elif sequence and "*" in shown and not why:
-            why = "the block around it gathers the sequence first, because not all of it is sharded"
-        return LayerReport(shown, 1, style, forward, backward, why)
-
-
-_OUTCOMES = {
-    "colwise": ("local", "matmul_all_reduce", ""),
-    "packed_colwise": ("local", "matmul_all_reduce", ""),
-    "colwise_gather_output": ("all_gather", "matmul_all_reduce", _AFTERWARDS),
-    "colwise_rep": ("all_gather", "matmul_all_reduce", _AFTERWARDS),
-    "rowwise": ("matmul_all_reduce", "local", ""),
-    "rowwise_split_input": ("matmul_all_reduce", "all_gather", "its input is gathered backward"),
-    "rowwise_rep": ("matmul_all_reduce", "all_gather", "its input is gathered backward"),
-    "embedding_rowwise": ("all_reduce", "local", _LOOKUP.format("sum")),
-    "embedding_colwise": ("all_gather", "local", _LOOKUP.format("gather")),
-    "moe_tp_experts": ("all_reduce", "all_reduce", _EXPERTS),
-    "replicated_with_grad_allreduce": ("local", "all_reduce", _SINGLE),
-    "mla_kv_a_proj": ("local", "all_reduce", _SINGLE),
-    "all_reduce": ("all_reduce", "local", "there is no product of weft before the sum"),
-    "moe_identity_expert": ("local", "local", ""),
-}
-"""By style: what runs forward and backward, and why communication is not overlapped."""
-
-
-def _in_braces(names: list[str]) -> str:
-    """Several names as one: {q,k,v}_proj."""
-    tail = "_proj" if all(name.endswith("_proj") for name in names) else ""
-    return f"{{{','.join(name.removesuffix(tail) for name in names)}}}{tail}"
-
-
-def _parameter_placement(parameter: Any, style: str) -> Placement:
-    kind, _, number = style.partition(":")
-    if kind in ("packed_colwise", "packed_rowwise"):
-        place = columns if kind == "packed_colwise" else rows
-        return place(parameter, False, int(number or 2))
-    if kind in ("colwise", "rowwise"):
-        return columns(parameter, False) if kind == "colwise" else rows(parameter, False)
-    if kind == "replicated_with_grad_allreduce":
-        return Replicate()
-    raise Unsupported(f"a parameter alone cannot have the style {style!r}; give it to its module")
-
-
-def _is_linear(module: nn.Module) -> bool:
-    """Whether a module is an nn.Linear, or a Conv1D of transformers, whose weight is turned."""
-    turned = type(module).__name__ == "Conv1D" and hasattr(module, "nf")
-    return isinstance(module, nn.Linear) or turned
-
-
-def _out_features(module: nn.Module) -> int:
-    if isinstance(module, nn.Linear):
-        return module.out_features
-    count: int = module.nf  # type: ignore[assignment]
-    return count
-
-
-def _span(size: int, rank: int, world: int) -> tuple[int, int]:
-    """The first row of a rank, and the number of its rows, as by `chunk`."""
-    most = -(-size // world)
-    start = min(rank * most, size)
-    return start, min(most, size - start)

@@ -37,14 +37,16 @@ def layers_of(model: nn.Module, names: list[str]) -> nn.ModuleList:
     return found[0]
 
 
-def split_sequence(layers: nn.ModuleList, styled: dict[nn.Module, Any], by: Quick) -> list[str]:
+def split_sequence(
+    layers: nn.ModuleList, styled: dict[nn.Module, Any], by: Quick
+) -> set[nn.Module]:
     """Divides the sequence between layers. styled: the style of every sharded module; that of a
-    row-wise layer is its `Rows`. Returns the names, within a layer, of the parts that gather the
-    sequence before they compute."""
-    gathering: list[str] = []
+    row-wise layer is its `Rows`. Returns the blocks that gather the sequence before they
+    compute."""
+    gathering: set[nn.Module] = set()
     for layer in layers:
-        children: list[tuple[str, Any]] = list(layer.named_children())
-        for name, child in children:
+        children: list[Any] = list(layer.children())
+        for child in children:
             if _is_pointwise(child):
                 child.forward = partial(_on_stream, child, by)
             elif _is_overlapped(child, styled):
@@ -54,11 +56,11 @@ def split_sequence(layers: nn.ModuleList, styled: dict[nn.Module, Any], by: Quic
                     if isinstance(inner, nn.Dropout):
                         vars(inner)["forward"] = partial(_on_stream, inner, by)
             elif any(True for _ in child.parameters()):
-                gathering.append(name)
+                gathering.add(child)
                 _Around(by).install(child)
     layers[0].register_forward_pre_hook(partial(_enter, by), with_kwargs=True)
     layers[-1].register_forward_hook(partial(_leave, by))
-    return sorted(set(gathering))
+    return gathering
 
 
 def _is_pointwise(module: nn.Module) -> bool:

@@ -13,6 +13,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
+from weft.errors import Unsupported
+
 
 class Sharder:
     """Replaces parameters by DTensors on a mesh. A parameter that several modules hold (a tied
@@ -78,3 +80,37 @@ def own_parameters(module: nn.Module) -> dict[str, Any]:
     """This rank's parts of the parameters of a module that are DTensors."""
     held: dict[str, Any] = module._parameters
     return {name: p.to_local() for name, p in held.items() if isinstance(p, DTensor)}
+
+
+def parameter_placement(parameter: Any, style: str) -> Placement:
+    """The placement of a parameter that a plan names by itself, as the weights of experts."""
+    kind, _, number = style.partition(":")
+    if kind in ("packed_colwise", "packed_rowwise"):
+        place = columns if kind == "packed_colwise" else rows
+        return place(parameter, False, int(number or 2))
+    if kind in ("colwise", "rowwise"):
+        return columns(parameter, False) if kind == "colwise" else rows(parameter, False)
+    if kind == "replicated_with_grad_allreduce":
+        return Replicate()
+    raise Unsupported(f"a parameter alone cannot have the style {style!r}; give it to its module")
+
+
+def is_linear(module: nn.Module) -> bool:
+    """Whether a module is an nn.Linear, or a Conv1D of transformers, whose weight is turned."""
+    turned = type(module).__name__ == "Conv1D" and hasattr(module, "nf")
+    return isinstance(module, nn.Linear) or turned
+
+
+def out_features(module: nn.Module) -> int:
+    """The number of columns of the result of a linear layer."""
+    if isinstance(module, nn.Linear):
+        return module.out_features
+    count: int = module.nf  # type: ignore[assignment]
+    return count
+
+
+def span(size: int, rank: int, world: int) -> tuple[int, int]:
+    """The first row of a rank, and the number of its rows, as by `chunk`."""
+    most = -(-size // world)
+    start = min(rank * most, size)
+    return start, min(most, size - start)
