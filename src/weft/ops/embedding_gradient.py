@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from weft.errors import Unsupported
 from weft.fabric.proposal import Proposal
 from weft.ops.operands import dtype_name, resolve_group
 from weft.ops.operator import Bound, Operator, register, run, session_for
@@ -108,6 +109,12 @@ def _fake(dy: torch.Tensor, columns: int, group: str) -> torch.Tensor:
     return dy.new_empty(torch.library.get_ctx().new_dynamic_size(), columns)
 
 
+def _backward(ctx: Any, ddp: torch.Tensor) -> tuple[Any, ...]:
+    raise Unsupported(
+        "weft.embedding_all_to_all has no second derivatives; call backward without create_graph"
+    )
+
+
 _SERIAL = Schedule.parse("serial")
 _ALWAYS = Decision(
     _SERIAL.name,
@@ -125,6 +132,7 @@ OPERATOR = register(
         schema="embedding_gradient(Tensor dy, int columns, str group_name) -> Tensor",
         kernel=_kernel,
         fake=_fake,
+        backward=_backward,
         asked=lambda schedule: _ALWAYS,
     )
 )
