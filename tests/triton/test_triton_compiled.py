@@ -31,6 +31,7 @@ FLAGS = {  # releases and acquires in the source; a compiler may repeat one, nev
     "gemv_all_reduce": (2, 4),
     "gemm_all_to_all": (2, 2),
     "all_gather_gemm": (0, 2),
+    "all_gather_gemm_claim": (0, 1),
 }
 
 
