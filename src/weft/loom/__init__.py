@@ -15,6 +15,7 @@ from contextlib import contextmanager
 import torch
 from torch.utils import backend_registration as backend
 
+from weft import fabric as fabrics
 from weft.errors import Error, Unsupported
 from weft.fabric.device.driver import register as register_driver
 from weft.loom import device as _device
@@ -71,6 +72,7 @@ def load(report: Report | None = None, **given: object) -> None:
     backend.generate_methods_for_privateuse1_backend(for_storage=True)
     _register_for_compile()
     register_driver("loom", lambda device: LoomDriver())
+    fabrics.register("loom", fabrics.open_on_device)
     _device.remember_process()
     if settings.check:
         origin.install(library)

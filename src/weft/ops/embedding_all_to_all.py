@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from weft.errors import Mismatch, Unsupported
+from weft.fabric.device.bags import DeviceBags
 from weft.fabric.host.bags import Bags
 from weft.fabric.proposal import Proposal
 from weft.operation import split
@@ -239,7 +240,7 @@ def _dtype(tables: Tables) -> str:
 
 def _checked(
     tables: Tables, indices: Tables, offsets: Tables, mode: str, weights: Tables | None
-) -> Bags:
+) -> Bags | DeviceBags:
     """The bags of a call. Raises unless all arguments are valid."""
     if mode not in ("sum", "mean"):
         raise Unsupported(f"mode must be 'sum' or 'mean', not {mode!r}")
@@ -280,7 +281,8 @@ def _checked(
             )
         if weights is not None and weights[i].dtype != table.dtype:
             raise Unsupported(f"per_sample_weights[{i}] must have the dtype of tables[{i}]")
-    bags = Bags(
+    make = Bags if all(table.is_cpu for table in tables) else DeviceBags
+    bags = make(
         tables,
         [i.contiguous() for i in indices],
         [o.contiguous() for o in offsets],

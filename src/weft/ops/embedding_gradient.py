@@ -44,7 +44,7 @@ def gradients(
         bags = dp[: offset.shape[0], column : column + dim]
         column += dim
         length = torch.diff(offset.long(), append=offset.new_tensor([index.shape[0]]).long())
-        bag = torch.repeat_interleave(torch.arange(offset.shape[0]), length)
+        bag = torch.repeat_interleave(torch.arange(offset.shape[0], device=offset.device), length)
         if mode == "mean":
             bags = bags / length.clamp(min=1)[:, None].to(bags.dtype)
         rows = bags[bag]
@@ -65,7 +65,7 @@ def _table(
             index[None], rows.to(table.dtype), tuple(table.shape), check_invariants=False
         )
     # Half precision would lose small terms when many are added to one row.
-    total = torch.zeros(table.shape, dtype=torch.float32)
+    total = torch.zeros(table.shape, dtype=torch.float32, device=table.device)
     return total.index_add_(0, index, rows.float()).to(table.dtype)
 
 

@@ -117,7 +117,7 @@ def _bind(
     arguments: Arguments | None,
 ) -> Bound:
     both = isinstance(x, torch.Tensor) and isinstance(w, torch.Tensor)
-    if both and w.dim() == 2 and w.is_cpu and x.is_cpu and x.dtype in DTYPES:
+    if both and w.dim() == 2 and x.dtype in DTYPES:
         check_weight(x, w, scale)
     bound = bind_sum(MatmulAllReduce, session, x, w, 0, reduce_op, None, out, any_weight=True)
     m, adapt = bound.inputs["x"].shape[0], bound.adapt

@@ -85,7 +85,7 @@ def dispatched(tensors: Sequence[object], out: object, sizes: Sequence[object] =
         if out is not None:
             raise Unsupported("out= cannot be used in a compiled graph; use the returned tensor")
         return True
-    typed = all(isinstance(t, torch.Tensor) for t in tensors) and all(map(_are_sizes, sizes))
+    typed = all(isinstance(t, torch.Tensor) for t in tensors) and all(map(are_sizes, sizes))
     return typed and out is None and differentiated(tensors)
 
 
@@ -96,7 +96,8 @@ def differentiated(tensors: Sequence[object]) -> bool:
     )
 
 
-def _are_sizes(sizes: object) -> bool:
+def are_sizes(sizes: object) -> bool:
+    """Whether an argument is a list of sizes."""
     listed = isinstance(sizes, Sequence) and not isinstance(sizes, str)
     return listed and all(isinstance(size, int) for size in sizes)  # type: ignore[attr-defined]
 
@@ -110,6 +111,7 @@ def check_operands(
     for i, weight in enumerate(weights):
         name = "w" if len(weights) == 1 else f"w[{i}]"
         check_tensor(name, weight, (2,))
+        check_device(name, weight, x_name, x)
         if weight.dtype != x.dtype and not any_weight:
             raise Unsupported(
                 f"{x_name} is {dtype_name(x.dtype)} and {name} is {dtype_name(weight.dtype)}; "
@@ -121,6 +123,14 @@ def check_operands(
                 "both are K and must be equal"
             )
     dtype_name(x.dtype)
+
+
+def check_device(name: str, tensor: torch.Tensor, x_name: str, x: torch.Tensor) -> None:
+    """Raises unless a tensor is on the device of x."""
+    if tensor.device != x.device:
+        raise Unsupported(
+            f"{name} is on {tensor.device} and {x_name} on {x.device}; move one to the other"
+        )
 
 
 def check_dim(name: str, dim: int, x: torch.Tensor) -> int:
@@ -143,6 +153,7 @@ def check_out(
     if x.dim() != 2:
         raise Unsupported(f"out= takes 2-D {x_name} only; reshape it to [rows, K] first")
     tensor = check_tensor(name, out, (2,))
+    check_device(name, tensor, x_name, x)
     if tensor.dtype != x.dtype:
         raise Unsupported(
             f"{name} is {str(tensor.dtype).removeprefix('torch.')}, "
@@ -201,7 +212,7 @@ def check_splits(
 ) -> tuple[int, ...]:
     """The number of rows to (or from) each rank. Raises unless there is one size per rank and their
     sum is `rows` (below 0: any number). A size counts as `inner` rows."""
-    if splits is None or not _are_sizes(splits):
+    if splits is None or not are_sizes(splits):
         raise Unsupported(f"{name} must be a list with one size per rank, not {splits!r}")
     sizes = tuple(size * inner for size in splits)
     if len(sizes) != world:

@@ -24,6 +24,7 @@ from weft.fabric.proposal import Items, Proposal, proposal_of
 from weft.plan.tasks import Plannable
 from weft.run import session as sessions
 from weft.run.call import CHOSEN, Request, Tensors, carry_out
+from weft.run.ranges import profiled, range_of
 from weft.run.session import Session
 from weft.schedule import Schedule
 from weft.select.decide import AnySchedule, Decision, decide, requested
@@ -128,12 +129,15 @@ def operators() -> dict[str, Operator]:
 
 
 def session_for(group: dist.ProcessGroup | None, tensor: object) -> Session:
-    """The session of a group for calls on the device of a tensor. A device without a fabric is
-    refused by the checks of the arguments, on every rank."""
+    """The session of a group for calls on the device of a tensor; if a rank has no tensor at all,
+    on torch's default device. A device without a fabric is refused by the checks of the arguments,
+    on every rank."""
     device = "cpu"
-    if isinstance(tensor, torch.Tensor) and not tensor.is_cpu:
-        device = tensor.device.type if tensor.device.type in fabrics.devices() else "cpu"
-    return sessions.of(fabrics.of(group, device))
+    if not isinstance(tensor, torch.Tensor):
+        device = torch.get_default_device().type if tensor is None else device
+    elif not tensor.is_cpu:
+        device = tensor.device.type
+    return sessions.of(fabrics.of(group, device if device in fabrics.devices() else "cpu"))
 
 
 def run(
@@ -147,6 +151,9 @@ def run(
     call, if it has."""
     for _ in range(3):
         try:
+            if profiled():
+                with range_of(operator.name):
+                    return _run(operator, session, schedule, arguments, output)
             return _run(operator, session, schedule, arguments, output)
         except Renew:
             continue
@@ -233,7 +240,13 @@ def _stored(
     if not in_kernel(fabric, schedule):
         # Copy engines write contiguous rows.
         given = out if out is not None and out.is_contiguous() else None
-        return (lambda _: {"y": torch.empty(shape, dtype=dtype) if given is None else given}), {}
+        return (
+            lambda _: {
+                "y": torch.empty(shape, dtype=dtype, device=fabric.device)
+                if given is None
+                else given
+            }
+        ), {}
     if output is None:
         output = fabric.memory.output(shape, dtype, out)
     else:

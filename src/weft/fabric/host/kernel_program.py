@@ -18,11 +18,12 @@ from weft.fabric.host.bags import TYPES, Bags
 from weft.fabric.host.engine_program import EngineProgram, counters_of
 from weft.fabric.host.packing import packed
 from weft.fabric.host.process_call import ProcessCall
-from weft.fabric.host.process_flight import UNRECORDED, Ended, span_of
+from weft.fabric.host.process_flight import UNRECORDED, Ended
 from weft.fabric.host.product_repeat import BUFFERS, SLOTS, ProductRepeat
 from weft.fabric.interface import Disagree
 from weft.fabric.outcomes import DISAGREE, OK
 from weft.fabric.proposal import Proposal
+from weft.fabric.spans import span_of
 from weft.plan.tasks import AnyTask, Await, Lookup, Plan, Reduce, Region, Tiles
 from weft.timeline import COMPUTE, Timeline
 

@@ -14,7 +14,8 @@ import torch
 from weft.fabric import _native
 from weft.fabric.interface import Disagree
 from weft.fabric.outcomes import AGAIN, CANCELLED, DISAGREE, OK, Outcome
-from weft.plan.tasks import AnyTask, Matmul, Plan, Region, Tiles
+from weft.fabric.spans import span_of
+from weft.plan.tasks import AnyTask, Region
 from weft.timeline import COMPUTE, Span, Timeline
 
 if TYPE_CHECKING:
@@ -287,12 +288,3 @@ class StoringFlight(ProcessFlight):
             until, task = self._under_way.pop(0)
             self._hold(until, f"{task.label!r} to come through the link")
             super().after(task)
-
-
-def span_of(plan: Plan, task: AnyTask, rank: int, lane: str, start: int, end: int) -> Span:
-    """The span of a task; start and end are in nanoseconds."""
-    flops = task.num_flops if isinstance(task, Tiles) else 0
-    if isinstance(task, Matmul):
-        flops = 2 * task.c.num_elements * task.inner
-    moved = sum(plan.num_bytes(r) for r in task.reads()) if not flops else 0
-    return Span(rank, lane, task.label, task.kind, start / 1e9, end / 1e9, moved, flops)
