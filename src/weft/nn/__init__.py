@@ -6,6 +6,7 @@ from weft.nn.fsdp import AllGather, gather_by_weft
 from weft.nn.report import Match, NearMiss, Report
 from weft.nn.styles import ColwiseParallel, ColwiseTogether, RowwiseParallel, SequenceParallel
 from weft.nn.symm_mem import SymmMemCompat, symm_mem_compat
+from weft.ops.embedding_optimizer import RowWiseAdagradInBackward, SGDInBackward
 
 __all__ = [
     "AllGather",
@@ -15,7 +16,9 @@ __all__ = [
     "Match",
     "NearMiss",
     "Report",
+    "RowWiseAdagradInBackward",
     "RowwiseParallel",
+    "SGDInBackward",
     "SequenceParallel",
     "SymmMemCompat",
     "compile",
