@@ -19,6 +19,7 @@ from loom_fabric import clear
 import weft
 from weft.fabric.device import program as programs
 from weft.fabric.device.flight import DeviceFlight
+from weft.loom.library import loaded
 from weft.plan.tasks import Copy
 
 SHAPE = (24, 6, 12)
@@ -244,7 +245,7 @@ def run(name, schedule, mutant=None, on_rank=-1, mode="late", captured=False) ->
     the detector has these calls alone."""
     prepared = _prepare(name, schedule)
     fabric, exact = prepared.fabric, True
-    graph = None
+    graph = result = used = None
     clear(mode)
     own = mutant if dist.get_rank() == on_rank else None
     driver = fabric.driver
@@ -264,10 +265,12 @@ def run(name, schedule, mutant=None, on_rank=-1, mode="late", captured=False) ->
         torch.accelerator.synchronize()
         exact = prepared.exact(result, used)
     fabric.driver = driver
-    torch.accelerator.synchronize()
+    with contextlib.suppress(RuntimeError):  # of a device that stood still
+        torch.accelerator.synchronize()
     dist.barrier()
+    loaded().calls.loom_clear_failure()
     if graph is not None:
-        del result, used
+        result = used = None
         graph.reset()
         for word in fabric.captured_words(prepared.program.num_words):
             driver.release(word, 0)

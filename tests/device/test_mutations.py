@@ -98,8 +98,9 @@ def test_what_is_left_out_is_found(loom, world, name):
 
 @pytest.mark.parametrize("name", ["all_gather_matmul", "matmul_all_reduce"])
 def test_what_is_left_out_of_a_captured_call_is_found(loom, name):
-    """Captured calls also meet their peers twice, and reset the words that they wait for."""
-    ranks = loom(3 if ALL else 2)
+    """Captured calls also meet their peers twice, and reset the words that they wait for. Without
+    that a post can be lost: then the device stands still until its deadline."""
+    ranks = loom(3 if ALL else 2, deadline=6)
     for number, schedule in enumerate(("adaptive@dma", "uniform-fused-1d")):
         chosen = (lambda found: found) if ALL else sample(f"captured {name} {number}")
         tried = check(ranks, name, schedule, chosen, captured=True)

@@ -59,7 +59,7 @@ class DeviceFabric:
         self.pid = os.getpid()
         self.rank, self.world = host.rank, host.world
         self.peers = [rank for rank in range(self.world) if rank != self.rank]
-        self.link, self.deadline = Link(), host.deadline
+        self.link = Link()
         self.lock = threading.RLock()
         self.number = 0
         self.broken: Error | None = None
@@ -71,6 +71,8 @@ class DeviceFabric:
         self.memory = SymmetricMemory(lambda: self.group, self.device)
         self._callbacks: list[Callable[[], Any]] = []
         self._lanes: dict[tuple[int, bool], torch.Stream] = {}
+        self.last_end: tuple[torch.Stream, torch.Event] | None = None
+        """The stream of the last eager call, and its end there."""
         self.board = Board(host)
         self._words = self._open_words()
         self.rates = self._agreed_rates()
@@ -97,6 +99,15 @@ class DeviceFabric:
     @property
     def group(self) -> dist.ProcessGroup:
         return self.host.group
+
+    @property
+    def deadline(self) -> float:
+        """That of the group, in seconds."""
+        return self.host.deadline
+
+    @deadline.setter
+    def deadline(self, seconds: float) -> None:
+        self.host.deadline = seconds
 
     # -- places ------------------------------------------------------------------------------------
 
@@ -295,6 +306,7 @@ class DeviceCall:
             self.stream = torch.accelerator.current_stream(fabric.device)
             self.captured = fabric.driver.capturing(self.stream)
             self.number = fabric.next_call()
+            self._follow()
             expected, proposal = self._expected, self._proposal
             if self.captured:
                 if not isinstance(expected, DeviceProgram) and not proposal.error:
@@ -315,6 +327,13 @@ class DeviceCall:
             fabric.lock.release()
             raise
         return self
+
+    def _follow(self) -> None:
+        """Calls of a group run one after another on the device, also if they come from several
+        streams: they share words and memory. A graph has its own."""
+        last = self.fabric.last_end
+        if not self.captured and last is not None and last[0] != self.stream:
+            self.stream.wait_event(last[1])
 
     def _may_be_known(self, expected: DeviceProgram) -> bool:
         """Whether no peer has posted anything else than expected so far."""

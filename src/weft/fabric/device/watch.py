@@ -64,6 +64,7 @@ class Watchdog:
         if fabric.world == 1:
             return
         ended = call.stream.record_event()
+        fabric.last_end = (call.stream, ended)
         compared = not call.known or program is None or self._agrees(call.number, program)
         self.last = call.number
         if compared and not self._calls:
