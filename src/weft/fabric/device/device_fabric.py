@@ -211,17 +211,18 @@ class DeviceFabric:
     # -- faults ------------------------------------------------------------------------------------
 
     def peer_state(self) -> Outcome:
-        """The outcome if a peer was lost or gave up, otherwise OK."""
-        failed = self.board.failed()
-        if failed is not None:
-            return (PEER_FAILED, failed[0])
-        if self.world == 1:
-            return (OK, -1)
-        # With a deadline in the past this does not wait: it only returns the state of the peers.
-        outcome = self.host.native.wait_released(self.host.number + 1, 0)
+        """The outcome if a peer was lost or gave up, otherwise OK. A rank that died is named before
+        those that gave up because of it."""
+        outcome: Outcome = (OK, -1)
+        if self.world > 1:
+            # With a deadline in the past this does not wait: it only returns the peers' state.
+            outcome = self.host.native.wait_released(self.host.number + 1, 0)
         if outcome[0] == PEER_LEFT and self.board.ended(outcome[1]) >= self.watchdog.last:
-            return (OK, -1)  # it left after the last call, as ranks do
-        return (OK, -1) if outcome[0] in (OK, AGAIN, TIMEOUT) else outcome
+            outcome = (OK, -1)  # it left after the last call, as ranks do
+        if outcome[0] not in (OK, AGAIN, TIMEOUT):
+            return outcome
+        failed = self.board.failed()
+        return (OK, -1) if failed is None else (PEER_FAILED, failed[0])
 
     def failure(self, outcome: Outcome, doing: str, waiting_for: str) -> Error:
         where = f"in call {self.number} ({doing}) on {self.device.type}"
