@@ -111,6 +111,14 @@ def close(group: dist.ProcessGroup) -> None:
                 fabric.close()
 
 
+def check(group: dist.ProcessGroup | None = None, synchronize: bool = True) -> None:
+    """Raises the error of a call on a device that has ended, see `weft.check`."""
+    asked = group if group is not None else _world.default_pg
+    for key, fabric in list(_open.items()):
+        if key[1] != _CPU and fabric.group_ref() is asked and fabric.pid == os.getpid():
+            fabric.check(synchronize)  # type: ignore[attr-defined]
+
+
 def kinds() -> list[str]:
     """The names of registered fabrics that WEFT_FABRIC can choose."""
     return sorted({kind for made in _openers.values() for kind in made if kind})
