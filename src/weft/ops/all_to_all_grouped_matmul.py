@@ -171,6 +171,7 @@ OPERATOR = register(
         'str schedule="auto") -> (Tensor?, Tensor[])',
         kernel=_kernel,
         fake=_fake,
+        casts=2,
         setup_context=_setup_context,
         backward=_backward,
     )

@@ -283,6 +283,7 @@ OPERATOR = register(
         'str group_name, *, bool return_A=False, str schedule="auto") -> (Tensor?, Tensor)',
         kernel=_kernel,
         fake=_fake,
+        casts=2,
         setup_context=_setup_context,
         backward=_backward,
         repeats=True,

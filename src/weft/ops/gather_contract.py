@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from weft.errors import Mismatch, Unsupported
 from weft.fabric.proposal import Proposal
@@ -140,6 +141,37 @@ def _fake(
     return [a.new_empty(a.shape[1], d.shape[1]) for d in ds]
 
 
+def _setup_context(
+    ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: Any, output: Any
+) -> None:
+    x, ds, ctx.in_splits, ctx.out_splits, ctx.group = inputs
+    ctx.save_for_backward(x, *ds)
+    ctx.schedule = keyword_only_inputs["schedule"]
+
+
+def _backward(ctx: Any, gs: list[torch.Tensor]) -> tuple[Any, ...]:
+    """dX = sum of D_i @ dG_i^T, back to where the rows came from; dD_i = gathered(X) @ dG_i. These
+    are second derivatives."""
+    x, *ds = ctx.saved_tensors
+    left, right = torch.cat(ds, -1), torch.cat([g.t() for g in gs])
+    if ctx.in_splits is not None:
+        dx = torch.ops.weft.matmul_all_to_all(
+            left, right, ctx.out_splits, ctx.in_splits, ctx.group, schedule=ctx.schedule
+        )
+        _, y = torch.ops.weft.all_to_all_matmul(
+            x, torch.cat(gs, -1), ctx.in_splits, ctx.out_splits, ctx.group, schedule=ctx.schedule
+        )
+        return dx, list(y.split([d.shape[1] for d in ds], -1)), None, None, None
+    dx = torch.ops.weft.matmul_reduce_scatter(
+        left, right, "sum", 0, ctx.group, schedule=ctx.schedule, own_rows=x.shape[0]
+    )
+    any_rows = [-1] * dist.get_world_size(resolve_group(ctx.group))
+    _, dds = torch.ops.weft.all_gather_matmul(
+        x, gs, 0, ctx.group, schedule=ctx.schedule, shard_rows=any_rows
+    )
+    return dx, dds, None, None, None
+
+
 OPERATOR = register(
     Operator(
         name="gather_contract",
@@ -150,6 +182,9 @@ OPERATOR = register(
         'str group_name, *, str schedule="auto") -> Tensor[]',
         kernel=_kernel,
         fake=_fake,
+        casts=2,
+        setup_context=_setup_context,
+        backward=_backward,
         asked=lambda schedule: inherited(requested(schedule), refuses),
         repeats=True,
     )

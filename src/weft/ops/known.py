@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch.autograd import forward_ad
 
 from weft.fabric import is_set
 from weft.fabric.proposal import Proposal
@@ -74,6 +75,8 @@ def key_of(name: str, schedule: object, arguments: Sequence[Any]) -> Hashable | 
             named = os.environ.get("WEFT_SCHEDULE") if is_set("WEFT_SCHEDULE") else None
             schedule = (AUTO, named)
     elif kind is not Schedule:
+        return None
+    if forward_ad._current_level >= 0:  # a tensor may have a tangent, which must be refused
         return None
     key: list[Hashable] = [name, schedule]
     graph = torch.is_grad_enabled()

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from weft.ops import modes
 from weft.ops.few_rows import again, check_weight, prepared, remember, widened
 from weft.ops.known import Operands, key_of
 from weft.ops.matmul_sum import bind_sum, combine_sum
@@ -19,6 +20,7 @@ from weft.ops.operands import (
     resolve_group,
 )
 from weft.ops.operator import Bound, Operator, register, run, session_for
+from weft.ops.replicated import Plain, shared
 from weft.plan.matmul_all_reduce import MatmulAllReduce
 from weft.run.session import Session
 from weft.schedule import Schedule
@@ -70,7 +72,7 @@ def matmul_all_reduce(
     once: `y + bias`.
     """
     graph = torch.compiler.is_compiling() or torch.is_grad_enabled()
-    if graph and dispatched([x, w], out):
+    if (graph or modes.active()) and dispatched([x, w], out):
         y: torch.Tensor = torch.ops.weft.matmul_all_reduce(
             x, w, reduce_op, group_name(group), scale, schedule=str(schedule)
         )
@@ -158,11 +160,14 @@ def _setup_context(
 ) -> None:
     x, w, reduce_op, group, scale = inputs
     ctx.save_for_backward(x, w, scale)
+    ctx.group = group
     ctx.share = dist.get_world_size(resolve_group(group)) if reduce_op == "avg" else 1
 
 
 def _backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
     x, w, scale = ctx.saved_tensors
+    if torch.is_grad_enabled():  # for second derivatives: every rank uses dy in its own products
+        dy = shared(dy, Plain(resolve_group(ctx.group)))
     if ctx.share > 1:
         dy = dy / ctx.share
     dx = dy @ widened(x, w, scale).t() if ctx.needs_input_grad[0] else None
@@ -183,6 +188,7 @@ OPERATOR = register(
         'Tensor? scale=None, *, str schedule="auto") -> Tensor',
         kernel=_kernel,
         fake=_fake,
+        casts=2,
         setup_context=_setup_context,
         backward=_backward,
         repeats=True,

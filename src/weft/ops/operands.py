@@ -12,6 +12,7 @@ from torch._C._distributed_c10d import _resolve_process_group
 
 from weft.dtype import name_of, on_host
 from weft.errors import Mismatch, Unsupported
+from weft.ops import modes
 from weft.plan.scattering import shared_bytes
 from weft.run.call import check_tensor
 from weft.schedule import ENGINES, Schedule
@@ -74,14 +75,15 @@ def check_group_rank(name: str, sizes: Sequence[int], world: int, rank: int, act
 
 
 def dispatched(tensors: Sequence[object], out: object, sizes: Sequence[object] = ()) -> bool:
-    """Whether a call must go through the dispatcher of torch: for a graph, or for gradients. Calls
-    that the dispatcher would refuse on this rank alone (wrong types, an `out`) do not go there, so
-    that they are refused on every rank. sizes: arguments that are lists of sizes."""
+    """Whether a call must go through the dispatcher of torch: for a graph, for gradients, or for a
+    mode such as autocast. Calls that the dispatcher would refuse on this rank alone (wrong types,
+    an `out`) do not go there, so that they are refused on every rank. sizes: arguments that are
+    lists of sizes."""
     if torch.compiler.is_compiling():
         if out is not None:
             raise Unsupported("out= cannot be used in a compiled graph; use the returned tensor")
         return True
-    if out is not None or not differentiated(tensors):
+    if out is not None or not (differentiated(tensors) or modes.active()):
         return False
     return all(isinstance(t, torch.Tensor) for t in tensors) and all(map(are_sizes, sizes))
 

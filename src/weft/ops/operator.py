@@ -15,12 +15,14 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import _resolve_process_group
 
 from weft import fabric as fabrics
 from weft.errors import Error
 from weft.fabric import Fabric
 from weft.fabric.interface import Exposed, PeerOutput
 from weft.fabric.proposal import Items, proposal_of
+from weft.ops import modes
 from weft.ops.known import Adapt, Again, Known, Operands, key_of
 from weft.ops.known import Output as Output
 from weft.plan.tasks import Plannable
@@ -82,7 +84,8 @@ class Operator:
     operation from the proposals of all ranks, or raises `Mismatch`. kernel: takes the arguments of
     the schema; fake: returns their result without data. operation: the class of `weft.plan` that it
     runs. asked: the decision for a schedule argument; None if a schedule must be chosen. repeats:
-    whether a call with arguments of the same layouts is a known call (`known.py`).
+    whether a call with arguments of the same layouts is a known call (`known.py`). casts: how many
+    arguments of the schema, from the first, autocast casts.
     """
 
     name: str
@@ -96,6 +99,7 @@ class Operator:
     backward: Callable[..., Any] | None = None
     asked: Callable[[Any], Decision | None] = requested
     repeats: bool = False
+    casts: int = 0
 
 
 _operators: dict[str, Operator] = {}
@@ -117,7 +121,26 @@ def register(operator: Operator) -> Operator:
                 setup_context=operator.setup_context,
                 lib=library,
             )
+        _register_modes(operator)
     return operator
+
+
+def _register_modes(operator: Operator) -> None:
+    """Registers what autocast and transforms of torch.func do with an operator."""
+    name, impl = operator.name, library.impl
+    overload = getattr(torch.ops.weft, name).default
+    names = [argument.name for argument in overload._schema.arguments]
+
+    def refuse(*arguments: Any, **keywords: Any) -> None:
+        error, given = modes.no_transforms(name), dict(zip(names, arguments, strict=False))
+        if "group_name" in given:
+            fabrics.of(_resolve_process_group(given["group_name"])).refuse(name, error)
+        raise error
+
+    impl(name, refuse, modes.TRANSFORMS)  # type: ignore[no-untyped-call]
+    if operator.casts:
+        for device, key in modes.AUTOCAST.items():
+            impl(name, modes.casts(overload, device, operator.casts), key)  # type: ignore[no-untyped-call]
 
 
 def operators() -> dict[str, Operator]:
@@ -194,6 +217,7 @@ def _bind_and_run(
 ) -> Any:
     fabric, name = session.fabric, operator.name
     try:
+        modes.check_tangents(arguments)
         decision = operator.asked(schedule)
         bound = operator.bind(session, *arguments)
     except Exception as error:

@@ -47,14 +47,16 @@ class _Kept:
     def given(self, layout: Layout) -> PeerOutput:
         """A new tensor on this memory for the caller."""
         if self.layout != layout:
-            raw = torch.empty(0, dtype=torch.uint8).set_(self.tensor.untyped_storage())
-            self.tensor, self.layout = _shaped(raw, *layout), layout
+            with torch.inference_mode(False):  # later calls may be outside of it
+                raw = torch.empty(0, dtype=torch.uint8).set_(self.tensor.untyped_storage())
+                self.tensor, self.layout = _shaped(raw, *layout), layout
         return PeerOutput(self.tensor.detach(), self.offset)
 
 
 def _keep(block: _native.Block, shape: Sequence[int], dtype: torch.dtype) -> _Kept:
     assert _count_uses is not None
-    tensor = _shaped(torch.from_numpy(block.array()), shape, dtype)
+    with torch.inference_mode(False):  # later calls may be outside of it
+        tensor = _shaped(torch.from_numpy(block.array()), shape, dtype)
     storage = tensor.untyped_storage()._cdata
     return _Kept(tensor, (shape, dtype), block.offset, storage, _count_uses(storage))
 
