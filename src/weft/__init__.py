@@ -21,14 +21,17 @@ from weft.collectives import (
 from weft.collectives.group_channel import explain_collective as _explain_collective
 from weft.errors import Cancelled, Error, InvalidPlan, Mismatch, PeerLost, Timeout, Unsupported
 from weft.fabric import Link
+from weft.fabric import check as _check_fabrics
 from weft.fabric import of as _fabric_of
 from weft.fabric.deadlines import seconds_of as _seconds_of
 from weft.ops.all_gather_matmul import all_gather_matmul
+from weft.ops.all_gather_scaled_matmul import all_gather_scaled_matmul
 from weft.ops.all_to_all_matmul import all_to_all_matmul
 from weft.ops.embedding_all_to_all import embedding_all_to_all
 from weft.ops.matmul_all_reduce import matmul_all_reduce
 from weft.ops.matmul_all_to_all import matmul_all_to_all
 from weft.ops.matmul_reduce_scatter import matmul_reduce_scatter
+from weft.ops.scaled_matmul_reduce_scatter import scaled_matmul_reduce_scatter
 from weft.run.explain import Explanation
 from weft.run.explain import explain_plan as _explain_plan
 from weft.run.record import Recording, record
@@ -48,19 +51,23 @@ if TYPE_CHECKING:
     from weft.fabric import Fabric
     from weft.machine import Machine
     from weft.nn import compile, symm_mem_compat
+    from weft.report.summary import Summary, summary
 
 
 def __getattr__(name: str) -> object:
     """Imports `weft.nn` and its functions on first use, because importing DTensor takes long, and
-    `weft.loom`, which few programs need."""
+    `weft.loom` and `weft.summary`, which few programs need."""
     if name == "loom":
         return importlib.import_module("weft.loom")
+    if name in ("summary", "Summary"):
+        return getattr(importlib.import_module("weft.report.summary"), name)
     if name not in ("nn", "compile", "symm_mem_compat"):
         raise AttributeError(f"module 'weft' has no attribute {name!r}")
     module = importlib.import_module("weft.nn")
     return module if name == "nn" else getattr(module, name)
 
 
+@_this_host.register_calibrator
 def _calibrate(fabric: Fabric) -> Machine:
     """Calibrates this machine quickly with the ranks of a group, and saves the description."""
     from weft.measure.calibration import QUICK, here, keep
@@ -72,9 +79,6 @@ def _calibrate(fabric: Fabric) -> Machine:
         except Error as error:
             warnings.warn(f"the calibration cannot be kept: {error}", stacklevel=2)
     return machine
-
-
-_this_host.calibrator = _calibrate
 
 
 def explain() -> Explanation | None:
@@ -97,6 +101,56 @@ def symmetric_empty(
     for size in shape:
         sizes.extend(size if isinstance(size, Iterable) else [size])
     return _fabric_of(group).memory.empty(sizes, dtype or torch.get_default_dtype())
+
+
+def workspace_bytes(
+    operation: str,
+    m: int,
+    n: int,
+    k: int,
+    world: int,
+    *,
+    dtype: str = "float32",
+    schedule: str | Schedule = "auto",
+) -> int:
+    """The symmetric memory that a call on a device needs on every rank, in bytes.
+
+    Calls share it, so a group needs that of its largest call. It is allocated at the first call of
+    new sizes, which must not be captured into a graph.
+
+    Args:
+        operation: the name of the operator, e.g. `"all_gather_matmul"`.
+        m, n, k: its sizes over all ranks, as `weft explore` takes them.
+        world: the number of ranks.
+        dtype: the name of a dtype.
+        schedule: a schedule; `"auto"` is the largest of all that may be chosen.
+    """
+    from weft.fabric.device.program import needed_bytes
+    from weft.operation import find
+
+    asked = find(operation).of(m, n, k, world, dtype)
+    if schedule == "auto":
+        some = [one for one in Schedule.space(asked) if one.fusion != "kernel"]
+    else:
+        some = [Schedule.parse(schedule) if isinstance(schedule, str) else schedule]
+    return max(needed_bytes(asked.lower(one)) for one in some)
+
+
+def check(group: dist.ProcessGroup | None = None, *, synchronize: bool = True) -> None:
+    """Raises the error of an earlier call on a device, if there was one. Calls on CPU tensors raise
+    their own errors, so there is nothing to check for them.
+
+    A known call on a device returns before it has run. If a peer is lost, late or makes another
+    call, the device goes on with data that is not valid, and the error is raised by the next call
+    or here.
+
+    Args:
+        group: the process group (None: all ranks).
+        synchronize: wait until the device has done everything that was enqueued, so that the
+            results of all calls so far are known to be valid. Otherwise, look only at what is
+            known by now.
+    """
+    _check_fabrics(group, synchronize)
 
 
 def configure(
@@ -139,15 +193,18 @@ __all__ = [
     "Recording",
     "Schedule",
     "Span",
+    "Summary",
     "Timeline",
     "Timeout",
     "Unsupported",
     "all_gather",
     "all_gather_matmul",
+    "all_gather_scaled_matmul",
     "all_reduce",
     "all_to_all",
     "all_to_all_matmul",
     "broadcast",
+    "check",
     "compile",
     "configure",
     "embedding_all_to_all",
@@ -159,8 +216,11 @@ __all__ = [
     "nn",
     "record",
     "reduce_scatter",
+    "scaled_matmul_reduce_scatter",
     "scatter",
+    "summary",
     "symm_mem_compat",
     "symmetric_empty",
     "tune",
+    "workspace_bytes",
 ]

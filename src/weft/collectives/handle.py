@@ -8,6 +8,7 @@ from weft.collectives.group_channel import FOREVER, GroupChannel, Job, now_ns
 from weft.errors import Error, Timeout
 from weft.fabric.deadlines import nanoseconds
 from weft.fabric.outcomes import AGAIN, OK
+from weft.run.ranges import NOTHING, profiled, range_of
 
 Result = TypeVar("Result")
 
@@ -35,6 +36,10 @@ class Handle(Generic[Result]):
         not begun on this rank is then cancelled on every rank, and the group can still be used. One
         that had begun cannot be cancelled, so the group cannot be used any more.
         """
+        with range_of(f"{self._name}.wait") if profiled() else NOTHING:
+            return self._wait(timeout)
+
+    def _wait(self, timeout: float | None) -> Result:
         channel, job = self.channel, self._job
         if timeout is None:
             channel.wait(job)

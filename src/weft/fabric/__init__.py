@@ -29,6 +29,9 @@ VERSION: str = _native.VERSION
 
 Opener = Callable[[dist.ProcessGroup, torch.device], Fabric]
 
+is_set: Callable[[str], bool] = _native.is_set
+"""Whether an environment variable is set; faster than `os.environ`, for checks at every call."""
+
 _world = dist.distributed_c10d._world
 _CPU = "cpu"
 _open: dict[tuple[int, str], Fabric] = {}
@@ -36,9 +39,10 @@ _open: dict[tuple[int, str], Fabric] = {}
 _openers: dict[str, dict[str, Opener]] = {}
 """Openers by type of device, then by the name of the kind; "" is the default kind."""
 _changing = threading.Lock()
-_opening: WeakKeyDictionary[dist.ProcessGroup, threading.Lock] = WeakKeyDictionary()
+_opening: WeakKeyDictionary[dist.ProcessGroup, threading.RLock] = WeakKeyDictionary()
 """A lock for each group. Opening waits for the other ranks, whose threads may open another group
-first, so one lock for all groups could deadlock."""
+first, so one lock for all groups could deadlock. A device's opener takes it again, for the host
+fabric that it stands beside."""
 
 
 def register(device: str, opener: Opener, kind: str = "") -> None:
@@ -77,7 +81,7 @@ def _find(group: dist.ProcessGroup | None, device: torch.device) -> Fabric:
     if fabric is None or fabric.group_ref() is not found:
         with _changing:
             _close_stale()
-            opening = _opening.setdefault(found, threading.Lock())
+            opening = _opening.setdefault(found, threading.RLock())
         with opening:
             fabric = _open.get(key)
             if fabric is None or fabric.group_ref() is not found:
@@ -101,10 +105,18 @@ def _opener(device: torch.device) -> Opener:
 def close(group: dist.ProcessGroup) -> None:
     """Leaves a group, if its fabric is open. Waits of peers for this rank end at once."""
     with _changing:
-        for key, fabric in list(_open.items()):
+        for key, fabric in _newest_first():
             if key[0] == id(group) and fabric.group_ref() is group:
                 del _open[key]
                 fabric.close()
+
+
+def check(group: dist.ProcessGroup | None = None, synchronize: bool = True) -> None:
+    """Raises the error of a call on a device that has ended, see `weft.check`."""
+    asked = group if group is not None else _world.default_pg
+    for key, fabric in list(_open.items()):
+        if key[1] != _CPU and fabric.group_ref() is asked and fabric.pid == os.getpid():
+            fabric.check(synchronize)  # type: ignore[attr-defined]
 
 
 def kinds() -> list[str]:
@@ -124,13 +136,23 @@ def open_on_cpu(group: dist.ProcessGroup, device: torch.device) -> ProcessFabric
         return ProcessFabric(group, SeveralMachines(group, cards, deadline))
 
 
+def open_on_device(group: dist.ProcessGroup, device: torch.device) -> Fabric:
+    """The fabric of an accelerator, beside the host fabric of the same group."""
+    from weft.fabric.device.device_fabric import DeviceFabric
+
+    host = of(group)
+    assert isinstance(host, ProcessFabric)
+    return DeviceFabric(group, device, host)
+
+
 register(_CPU, open_on_cpu)
+register("cuda", open_on_device)
 
 
 def _close_stale() -> None:
     """Closes the fabrics of groups that torch.distributed has destroyed."""
     alive = dist.distributed_c10d._world.pg_map
-    for key, fabric in list(_open.items()):
+    for key, fabric in _newest_first():
         if fabric.group_ref() not in alive:
             fabric.close()
             del _open[key]
@@ -138,9 +160,24 @@ def _close_stale() -> None:
 
 @atexit.register
 def _close_all() -> None:
-    for fabric in _open.values():
+    for _, fabric in _newest_first():
         fabric.close()
     _open.clear()
 
 
-__all__ = ["VERSION", "Capabilities", "Fabric", "Link", "close", "devices", "of", "register"]
+def _newest_first() -> list[tuple[tuple[int, str], Fabric]]:
+    """A fabric of a device is closed before the host fabric that it stands on."""
+    return list(_open.items())[::-1]
+
+
+__all__ = [
+    "VERSION",
+    "Capabilities",
+    "Fabric",
+    "Link",
+    "close",
+    "devices",
+    "is_set",
+    "of",
+    "register",
+]

@@ -129,17 +129,9 @@ class ProcessFabric:
     def next_call(self) -> int:
         """The number of the call that starts now; raises if the group has failed."""
         if self.broken is not None:
-            raise self.over()
+            raise over(self.broken, self.number)
         self.number += 1
         return self.number
-
-    def over(self) -> Error:
-        """The error of every call on a group that has failed."""
-        broken = self.broken
-        message = f"this group is over since call {self.number} ({broken}); form a new group"
-        if isinstance(broken, PeerLost):
-            return PeerLost(message, broken.rank)
-        return type(broken)(message) if broken is not None else Error(message)
 
     def deadline_ns(self) -> int:
         return _native.now_ns() + nanoseconds(self.deadline)
@@ -220,3 +212,9 @@ class ProcessFabric:
             callback()
         self._callbacks.clear()
         self.memory.clear()
+
+
+def over(broken: Error, call: int) -> Error:
+    """The error of every call on a group that has failed in a call."""
+    message = f"this group is over since call {call} ({broken}); form a new group"
+    return PeerLost(message, broken.rank) if isinstance(broken, PeerLost) else type(broken)(message)

@@ -28,6 +28,20 @@ class Runner:
     parts: list[Part]
     why: str
     asked: str
+    tally: Tally
+
+
+@dataclass(slots=True)
+class Tally:
+    """All calls of an operator with one schedule in this process."""
+
+    name: str
+    schedule: str
+    asked: str
+    why: str = ""
+    """The reason of the last call."""
+    calls: int = 0
+    seconds: float = 0.0
 
 
 class Finished(NamedTuple):
@@ -54,7 +68,7 @@ class Session:
         """By a rank's signature, and by the signatures of all ranks."""
         self.known: dict[Any, Any] = {}
         """Calls that are recognised by their arguments alone."""
-        self.last: Finished | None = None
+        self._last: tuple[Runner, str, float, float, Timeline] | None = None
         self._parts: dict[type, Any] = {}
 
     def keep(self, key: object, runner: Runner) -> None:
@@ -82,13 +96,24 @@ class Session:
     def finished(self, runner: Runner, why: str, started: float, timeline: Timeline) -> float:
         """Keeps a call that has just ended, for `weft.explain`; returns its seconds."""
         ended = time.perf_counter()
-        seconds, fabric = ended - started, self.fabric
-        self.last = Finished(
-            runner.plan, fabric.rank, fabric.can.name, runner.asked, why, seconds, timeline, ended
-        )
+        seconds, tally = ended - started, runner.tally
+        tally.calls += 1
+        tally.seconds += seconds
+        tally.why = why
+        self._last = runner, why, started, ended, timeline
         return seconds
 
+    @property
+    def last(self) -> Finished | None:
+        """The last call that has ended."""
+        if self._last is None:
+            return None
+        runner, why, started, ended, timeline = self._last
+        rank, name, seconds = self.fabric.rank, self.fabric.can.name, ended - started
+        return Finished(runner.plan, rank, name, runner.asked, why, seconds, timeline, ended)
 
+
+_tallies: dict[tuple[str, str, str], Tally] = {}
 _sessions: dict[int, Session] = {}
 _closed: list[Finished] = []
 """The last call of groups that have been closed."""
@@ -106,14 +131,29 @@ def of(fabric: Fabric) -> Session:
 
 def _end(key: int) -> None:
     session = _sessions.pop(key, None)
-    if session is not None and session.last is not None:
-        _closed[:] = [max([session.last, *_closed], key=_ended)]
+    last = None if session is None else session.last
+    if last is not None:
+        _closed[:] = [max([last, *_closed], key=_ended)]
+
+
+def tally_of(plan: Plan, asked: str) -> Tally:
+    """The tally of the calls that a plan belongs to."""
+    key = (plan.operation.name, str(plan.schedule), asked)
+    found = _tallies.get(key)
+    if found is None:
+        found = _tallies[key] = Tally(*key)
+    return found
+
+
+def tallies() -> list[Tally]:
+    """All calls of this process, by operator and schedule."""
+    return [tally for tally in _tallies.values() if tally.calls]
 
 
 def last_finished() -> Finished | None:
     """The last call of a plan in this process."""
-    found = [session.last for session in list(_sessions.values()) if session.last is not None]
-    return max([*found, *_closed], key=_ended, default=None)
+    found = [session.last for session in list(_sessions.values())]
+    return max([one for one in [*found, *_closed] if one is not None], key=_ended, default=None)
 
 
 def _ended(finished: Finished) -> float:

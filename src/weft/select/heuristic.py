@@ -13,7 +13,8 @@ from functools import cached_property, lru_cache
 from math import inf
 from typing import Any, NamedTuple
 
-from weft.machine import DTYPES, Machine
+from weft.dtype import ITEM_BYTES, rated
+from weft.machine import Machine
 from weft.plan.all_gather_matmul import AllGatherMatmul
 from weft.schedule import Schedule
 from weft.select import _rule
@@ -65,7 +66,7 @@ class Choice:
 def choose(machine: Machine, operation: Any) -> Choice:
     """The schedule for which the rule gives the least time."""
     sizes = sizes_of(operation)
-    table = _table(sizes.world, sizes.form)
+    table = _possible(_table(sizes.world, sizes.form), operation)
     seconds = _seconds(machine, sizes, table)
     best = _least(table, seconds)
     serial = min(table.serial, key=seconds.__getitem__)
@@ -80,7 +81,7 @@ def estimates(
 ) -> dict[Schedule, float]:
     """The seconds that the rule predicts for the candidates (by default for all)."""
     sizes = sizes_of(operation)
-    table = _table(sizes.world, sizes.form)
+    table = _possible(_table(sizes.world, sizes.form), operation)
     if schedules is not None:
         table = _table_of(tuple(schedules))
     return dict(zip(table.schedules, _seconds(machine, sizes, table), strict=True))
@@ -133,6 +134,15 @@ def _table_of(schedules: tuple[Schedule, ...], margin: float = 0.0) -> _Table:
     )
 
 
+def _possible(table: _Table, operation: Any) -> _Table:
+    """The candidates that an operation can have."""
+    refuses = getattr(operation, "refuses", None)
+    if refuses is None:
+        return table
+    possible = tuple(s for s in table.schedules if refuses(s) is None)
+    return table if len(possible) == len(table.schedules) else _table_of(possible)
+
+
 def _margin(schedule: Schedule) -> float:
     if schedule.engine == "direct":
         return 0.0  # nothing is moved, so nothing can arrive late
@@ -148,11 +158,11 @@ def _kind(schedule: Schedule) -> str:
 
 
 def _seconds(machine: Machine, sizes: Sizes, table: _Table) -> list[float]:
-    form, world, m, rows, columns, k, dtype, cuts = sizes
+    form, world, m, rows, columns, k, dtype, cuts, result = sizes
     if min(rows, k, sum(columns)) <= 0:
         # Without a product, nothing can hide communication.
         return [float(kind != "serial") for kind in table.kinds]
-    rule = numbers(machine, world, dtype)
+    rule = numbers(machine, world, dtype, result, form not in (GATHER, CONTRACT))
     return rule.seconds(table.points, form, world, m, rows, columns, k, cuts)
 
 
@@ -214,8 +224,8 @@ def paper(machine: Machine, operation: AllGatherMatmul) -> Schedule:
     n = sum(max(operation.columns, key=sum))
     if m < k:
         return uniform_2d
-    element = DTYPES[operation.dtype][0]
-    rate = machine.compute.rate[operation.dtype]
+    element = ITEM_BYTES[operation.dtype]
+    rate = machine.compute.rate[rated(operation.dtype)]
     balance = rate / machine.memory.bandwidth
     rows = max(1, m // world**2)
     intensity = 2.0 * rows * n * k / (element * (rows * k + n * k + rows * n))
