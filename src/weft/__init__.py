@@ -64,6 +64,7 @@ def __getattr__(name: str) -> object:
     return module if name == "nn" else getattr(module, name)
 
 
+@_this_host.register_calibrator
 def _calibrate(fabric: Fabric) -> Machine:
     """Calibrates this machine quickly with the ranks of a group, and saves the description."""
     from weft.measure.calibration import QUICK, here, keep
@@ -75,9 +76,6 @@ def _calibrate(fabric: Fabric) -> Machine:
         except Error as error:
             warnings.warn(f"the calibration cannot be kept: {error}", stacklevel=2)
     return machine
-
-
-_this_host.calibrator = _calibrate
 
 
 def explain() -> Explanation | None:

@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from weft.errors import Mismatch, Unsupported
 from weft.fabric.proposal import Proposal
+from weft.ops.known import Operands
 from weft.ops.operands import (
     bucket_of,
     check_splits,
@@ -27,8 +28,7 @@ from weft.ops.operands import (
 )
 from weft.ops.operator import Bound, Operator, register, run, session_for
 from weft.plan.gather_contract import GatherContract, refuses
-from weft.plan.tasks import Plannable
-from weft.run.call import Tensors, check_tensor
+from weft.run.call import check_tensor
 from weft.run.session import Session
 from weft.select.decide import inherited, requested
 
@@ -50,8 +50,13 @@ def _bind(
         spans = tuple((0, rows) for rows in taken)
         return GatherContract(taken, (spans,) * world, k, (columns,) * world, dtype)
 
-    def outputs(operation: Plannable) -> Tensors:
-        return {f"g{i}": a.new_empty(k, n) for i, n in enumerate(columns)}
+    def operands(a: torch.Tensor, ds: list[torch.Tensor], *_: Any) -> Operands:
+        inputs = {"x": a.contiguous(), **{f"d{i}": d for i, d in enumerate(ds)}}
+        return Operands(
+            inputs,
+            lambda made: [made[f"g{i}"] for i in range(len(columns))],
+            lambda _: {f"g{i}": a.new_empty(k, n) for i, n in enumerate(columns)},
+        )
 
     same = (
         ("K", k),
@@ -62,18 +67,8 @@ def _bind(
     gathered = ds[0].shape[0] if ds else 0
     own = (("rows", rows), ("gathered", gathered), ("columns", columns), ("splits", splits))
     sizes = (rows,) if splits is None else bucket_of(sum(taken), max(taken))
-    inputs = {"x": a.contiguous(), **{f"d{i}": d for i, d in enumerate(ds)}}
-    return Bound(
-        same,
-        own,
-        (sizes, columns, k, dtype),
-        expected,
-        inputs,
-        lambda made: [made[f"g{i}"] for i in range(len(ds))],
-        ("x",),
-        outputs,
-        work=sum(taken),
-    )
+    key = (sizes, columns, k, dtype)
+    return Bound(same, own, key, expected, shared=("x",), work=sum(taken), again=operands)
 
 
 def _check(
@@ -191,5 +186,6 @@ OPERATOR = register(
         setup_context=_setup_context,
         backward=_backward,
         asked=lambda schedule: inherited(requested(schedule), refuses),
+        repeats=True,
     )
 )

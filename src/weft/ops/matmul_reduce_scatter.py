@@ -158,5 +158,6 @@ OPERATOR = register(
         casts=2,
         setup_context=_setup_context,
         backward=_backward,
+        repeats=True,
     )
 )

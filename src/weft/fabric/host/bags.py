@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import torch
 
+from weft.dtype import kernel_numbers
 from weft.errors import Unsupported
 from weft.fabric import _native
 
-TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3}
-"""The numbers of dtypes in native code."""
+_TYPES = kernel_numbers()
 
 
 class Bags:
@@ -33,7 +33,7 @@ class Bags:
             rows, dim = table.shape
             self.native.add(
                 table.data_ptr(),
-                TYPES[table.dtype],
+                _TYPES[table.dtype],
                 rows,
                 dim,
                 column,
