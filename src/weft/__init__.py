@@ -24,11 +24,13 @@ from weft.fabric import Link
 from weft.fabric import of as _fabric_of
 from weft.fabric.deadlines import seconds_of as _seconds_of
 from weft.ops.all_gather_matmul import all_gather_matmul
+from weft.ops.all_gather_scaled_matmul import all_gather_scaled_matmul
 from weft.ops.all_to_all_matmul import all_to_all_matmul
 from weft.ops.embedding_all_to_all import embedding_all_to_all
 from weft.ops.matmul_all_reduce import matmul_all_reduce
 from weft.ops.matmul_all_to_all import matmul_all_to_all
 from weft.ops.matmul_reduce_scatter import matmul_reduce_scatter
+from weft.ops.scaled_matmul_reduce_scatter import scaled_matmul_reduce_scatter
 from weft.run.explain import Explanation
 from weft.run.explain import explain_plan as _explain_plan
 from weft.run.record import Recording, record
@@ -179,6 +181,7 @@ __all__ = [
     "Unsupported",
     "all_gather",
     "all_gather_matmul",
+    "all_gather_scaled_matmul",
     "all_reduce",
     "all_to_all",
     "all_to_all_matmul",
@@ -194,6 +197,7 @@ __all__ = [
     "nn",
     "record",
     "reduce_scatter",
+    "scaled_matmul_reduce_scatter",
     "scatter",
     "summary",
     "symm_mem_compat",

@@ -16,6 +16,7 @@ SMALL = {
     "moe": ["--tokens", "64", "--size", "16"],
     "fsdp2": ["--steps", "4", "--size", "32", "--layers", "2"],
     "decode": ["--tokens", "4", "--size", "32", "--layers", "1", "--int8"],
+    "train": ["--steps", "4", "--size", "32", "--layers", "1", "--sequence", "16"],
     "dlrm": ["--steps", "3", "--batch", "32", "--rows", "50", "--dim", "8", "--tables", "4"],
 }
 
@@ -48,6 +49,17 @@ def test_moe(run):
     sent = re.search(r"each expert: \[\[(\d+), (\d+)\]", output)
     assert int(sent[1]) != int(sent[2])  # the routing is uneven
     assert "results and gradients equal" in output
+
+
+@pytest.mark.parametrize("more", [[], ["--asynchronous"]], ids=["at once", "in background"])
+def test_train(ranks, tmp_path, more):
+    script = (EXAMPLES / "train.py").read_text()
+    options = [*SMALL["train"], "--checkpoint", str(tmp_path), *more]
+    pool = ranks(4, WEFT_TESTS="examples")
+    assert "equals the first one bit by bit" in pool.run(run_script, script, "train.py", options)[0]
+    if not more:
+        again = pool.run(run_script, script, "train.py", options)[0]
+        assert "resumed from step 2" in again
 
 
 def test_decode(run):

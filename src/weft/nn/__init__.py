@@ -9,6 +9,7 @@ from weft.nn.parallelize import parallelize
 from weft.nn.report import Match, NearMiss, Report
 from weft.nn.styles import ColwiseParallel, ColwiseTogether, RowwiseParallel, SequenceParallel
 from weft.nn.symm_mem import SymmMemCompat, symm_mem_compat
+from weft.ops.embedding_optimizer import RowWiseAdagradInBackward, SGDInBackward
 
 __all__ = [
     "AllGather",
@@ -20,7 +21,9 @@ __all__ = [
     "ModelReport",
     "NearMiss",
     "Report",
+    "RowWiseAdagradInBackward",
     "RowwiseParallel",
+    "SGDInBackward",
     "SequenceParallel",
     "SymmMemCompat",
     "compile",

@@ -101,7 +101,8 @@ class ColwiseParallel(plain.ColwiseParallel):
 
     def _placed(self, y: torch.Tensor, linear: nn.Module, mesh: DeviceMesh) -> Any:
         made, wanted = Shard(y.dim() - 1), self.output_layouts[0]
-        columns = linear.weight.shape[0 if isinstance(linear, nn.Linear) else 1]
+        weight: Any = linear.weight
+        columns = weight.shape[0 if isinstance(linear, nn.Linear) else 1]
         return _result(y, mesh, made, wanted, self.use_local_output, columns)
 
 

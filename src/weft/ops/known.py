@@ -78,6 +78,8 @@ def key_of(name: str, schedule: object, arguments: Sequence[Any]) -> Hashable | 
             schedule = (AUTO, named)
     elif kind is not Schedule:
         return None
+    if forward_ad._current_level >= 0:  # a tensor may have a tangent, which must be refused
+        return None
     key: list[Hashable] = [name, schedule]
     graph = torch.is_grad_enabled()
     for argument in arguments:

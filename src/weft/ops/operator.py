@@ -83,9 +83,9 @@ class Operator:
     schema: of `torch.ops.weft.NAME`. bind: checks the arguments on this rank. combine: makes the
     operation from the proposals of all ranks, or raises `Mismatch`. kernel: takes the arguments of
     the schema; fake: returns their result without data. operation: the class of `weft.plan` that it
-    runs. asked: the decision for a schedule argument; None if a schedule must be chosen. casts: how
-    many arguments of the schema, from the first, autocast casts. repeats: whether a call with
-    arguments of the same layouts is a known call (`known.py`).
+    runs. asked: the decision for a schedule argument; None if a schedule must be chosen. repeats:
+    whether a call with arguments of the same layouts is a known call (`known.py`). casts: how many
+    arguments of the schema, from the first, autocast casts.
     """
 
     name: str
@@ -98,8 +98,8 @@ class Operator:
     setup_context: Callable[..., None] | None = None
     backward: Callable[..., Any] | None = None
     asked: Callable[[Any], Decision | None] = requested
-    casts: int = 0
     repeats: bool = False
+    casts: int = 0
 
 
 _operators: dict[str, Operator] = {}

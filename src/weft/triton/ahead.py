@@ -23,6 +23,7 @@ from weft.errors import Unsupported, nearest
 from weft.triton.gemv_all_reduce import GPU_TILES
 from weft.triton.jit import JitKernel
 from weft.triton.kernels.all_gather_gemm import all_gather_gemm
+from weft.triton.kernels.all_gather_gemm_claim import all_gather_gemm_claim
 from weft.triton.kernels.embedding_all_to_all import embedding_all_to_all
 from weft.triton.kernels.gemm_all_to_all import gemm_all_to_all
 from weft.triton.kernels.gemv_all_reduce import gemv_all_reduce
@@ -42,6 +43,7 @@ KERNELS: dict[str, JitKernel] = {
     "gemv_all_reduce": gemv_all_reduce,
     "gemm_all_to_all": gemm_all_to_all,
     "all_gather_gemm": all_gather_gemm,
+    "all_gather_gemm_claim": all_gather_gemm_claim,
 }
 
 DTYPE_NAMES = {name_of(dtype): dtype for dtype in DTYPES}
@@ -51,7 +53,7 @@ _OTHER_POINTERS = {
     **dict.fromkeys(("tables", "heights", "widths", "targets", "firsts", "pieces"), "*i64"),
     **dict.fromkeys(("indices", "offsets", "arrived", "made", "summed"), "*i64"),
     **dict.fromkeys(("bases", "expected", "status", "counters"), "*i64"),
-    **dict.fromkeys(("routes", "chunks"), "*i32"),
+    **dict.fromkeys(("routes", "chunks", "claims"), "*i32"),
     "inbox": "*fp32",
 }
 _ALIGNED = frozenset(

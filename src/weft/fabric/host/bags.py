@@ -12,10 +12,13 @@ from weft.errors import Unsupported
 from weft.fabric import _native
 
 _TYPES = kernel_numbers()
+POOLING = {"sum": 0, "mean": 1, "max": 2}
+"""The numbers of modes in native code."""
 
 
 class Bags:
-    """The lookups of one call on one rank. It keeps its tensors alive."""
+    """The lookups of one call on one rank. It keeps its tensors alive. out: the dtype of pooled
+    rows."""
 
     def __init__(
         self,
@@ -23,13 +26,16 @@ class Bags:
         indices: Sequence[torch.Tensor],
         offsets: Sequence[torch.Tensor],
         weights: Sequence[torch.Tensor | None],
-        mean: bool,
+        modes: Sequence[str],
+        out: torch.dtype,
     ) -> None:
         self.tables, self.indices, self.offsets = tables, indices, offsets
         self.native = _native.Bags()
         self._kept = (tables, indices, offsets, weights)
         column = 0
-        for table, index, offset, weight in zip(tables, indices, offsets, weights, strict=True):
+        for table, index, offset, weight, mode in zip(
+            tables, indices, offsets, weights, modes, strict=True
+        ):
             rows, dim = table.shape
             self.native.add(
                 table.data_ptr(),
@@ -44,7 +50,8 @@ class Bags:
                 offset.dtype == torch.int64,
                 offset.shape[0],
                 0 if weight is None else weight.data_ptr(),
-                mean,
+                POOLING[mode],
+                _TYPES[out],
             )
             column += dim
 
