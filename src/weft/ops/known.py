@@ -69,8 +69,6 @@ class Known(NamedTuple):
 def key_of(name: str, schedule: object, arguments: Sequence[Any]) -> Hashable | None:
     """Everything that decides how a call is made, except the addresses of its tensors; None if its
     arguments must be checked one by one."""
-    if forward_ad._current_level >= 0:  # tangents are refused
-        return None
     kind = type(schedule)
     if kind is str:
         if schedule == AUTO:
