@@ -13,6 +13,9 @@ from ranks import Pool, Pools
 # What weft keeps about this machine is the user's: tests, and ranks they start, have a place of
 # their own, and choose by the default description of a host unless they say otherwise.
 _CACHE = tempfile.mkdtemp(prefix="weft-tests-")
+# The build of loom is the same for all tests and runs: it need not be made again.
+_BUILDS = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+os.environ.setdefault("WEFT_LOOM_CACHE", os.path.join(_BUILDS, "weft", "loom"))
 os.environ["XDG_CACHE_HOME"] = _CACHE
 os.environ["WEFT_CALIBRATE"] = "0"
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import pytest
+from loom_fabric import LoomPools, LoomRanks
 from ranks import Environment, Pool, Pools
 
 import weft
@@ -20,18 +22,42 @@ class Fabric:
     environment: Mapping[int, Environment] = field(default_factory=dict)
     """What its ranks have in their environment, by the size of the world; nothing if not named."""
     in_place: bool = True
-    """Whether a kernel can read and write the memory of peers."""
+    """Whether compute can read and write the memory of peers."""
+    in_kernel: bool = True
+    """Whether a kernel can communicate by itself."""
 
     def pool(self, pools: Pools, world: int) -> Pool:
         return pools.get(world, self.environment.get(world))
 
     def able(self, schedules: Sequence[str]) -> list[str]:
         """Those of the schedules that this fabric can carry out."""
-        return [name for name in schedules if self.in_place or not _in_place(name)]
+        return [name for name in schedules if self._is_able(name)]
+
+    def _is_able(self, name: str) -> bool:
+        if name == "auto":
+            return True
+        schedule = weft.Schedule.parse(name)
+        if schedule.fusion == "kernel":
+            return self.in_kernel
+        return self.in_place or schedule.engine != "direct"
 
 
-def _in_place(name: str) -> bool:
-    return name != "auto" and weft.Schedule.parse(name).engine == "direct"
+@dataclass(frozen=True)
+class OnLoom(Fabric):
+    """The emulated device. Its operations run as late as the program allows, after random delays,
+    or in one hardware queue."""
+
+    settings: Mapping[int, Mapping[str, object]] = field(default_factory=dict)
+
+    def pool(self, pools: Pools, world: int) -> LoomRanks:  # type: ignore[override]
+        from weft.loom import build
+
+        reason = build.why_not()
+        if reason:
+            pytest.skip(reason)
+        build.library()  # here, where no deadline runs
+        own = pools.others.setdefault("loom", LoomPools(pools))
+        return own.get(world, **self.settings.get(world, {}))
 
 
 FLAT: Environment = {"WEFT_FABRIC": "flat"}
@@ -48,6 +74,17 @@ FABRICS = {
             (3, 4, 5),
             {len(hosts): {"WEFT_HOST": tuple(hosts)} for hosts in ("aab", "aabb", "ababc")},
             in_place=False,
+        ),
+        OnLoom(
+            "loom",
+            (1, 2, 3, 4),
+            in_kernel=False,
+            settings={
+                1: {"mode": "eager"},
+                2: {"mode": "late"},
+                3: {"mode": "random"},
+                4: {"mode": "late", "queues": 1},
+            },
         ),
     )
 }

@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
+from typing import Any
 
 DEADLINE = 20.0
 """The deadline of waits in ranks, in seconds: a hang becomes `weft.Timeout`, long before ours."""
@@ -220,6 +221,8 @@ class Pools:
         multiprocessing.set_forkserver_preload(["torch", "torch.distributed", "weft"])
         self._pools: dict[tuple, Pool] = {}
         self._extra: list[Pool] = []
+        self.others: dict[str, Any] = {}
+        """Pools of other kinds, by name; closed with these."""
 
     def get(self, world: int, environment: Environment | None = None) -> Pool:
         """The pool that all tests share; new processes if the last test broke it."""
@@ -242,6 +245,9 @@ class Pools:
 
     def close(self) -> None:
         self.close_fresh()
+        for other in self.others.values():
+            other.close()
+        self.others.clear()
         for pool in self._pools.values():
             pool.close()
         self._pools.clear()

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstring>
+#include <utility>
 
 #include "log.h"
 
@@ -197,6 +198,20 @@ inline int count_devices(int* count) {
 
 inline int synchronize_all() {
   return guarded([&] { synchronize_device(); return kSuccess; });
+}
+
+// Calls of a thread are never refused while another captures, so the mode is only remembered.
+inline int exchange_capture_mode(int* mode) {
+  static thread_local int held = 0;
+  if (!mode || *mode < 0 || *mode > 2) return said(kInvalidValue);
+  std::swap(*mode, held);
+  return kSuccess;
+}
+
+inline int priority_range(int* least, int* greatest) {
+  if (least) *least = 0;
+  if (greatest) *greatest = -1;
+  return kSuccess;
 }
 
 inline int can_access_peer(int* can, int device, int peer) {

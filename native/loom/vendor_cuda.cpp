@@ -92,6 +92,7 @@ LOOM_EXPORT int cudaDeviceGetAttribute(int* value, int attribute, int) {
     case 16: *value = loom::config().units; return 0;      // multiprocessors
     case 40: *value = loom::config().world; return 0;      // copy engines
     case 39: case 78: *value = 1; return 0;                // priorities
+    case 132: *value = 0; return 0;                        // multicast
     default: return v::said(v::kInvalidValue);
   }
 }
@@ -120,6 +121,31 @@ LOOM_EXPORT int cuDriverGetVersion(int* version) { *version = 13000; return 0; }
 LOOM_EXPORT int cuDeviceGet(int* device, int ordinal) { *device = ordinal; return 0; }
 LOOM_EXPORT int cuDeviceGetCount(int* count) { return v::count_devices(count); }
 LOOM_EXPORT int cuCtxGetDevice(int* device) { return v::get_device(device); }
+LOOM_EXPORT int cuDeviceCanAccessPeer(int* can, int device, int peer) {
+  return v::can_access_peer(can, device, peer);
+}
+// A context is the number of its device, from 1 on.
+LOOM_EXPORT int cuDevicePrimaryCtxRetain(void** context, int device) {
+  if (device < 0 || device >= loom::config().devices) return v::said(101);
+  *context = at(static_cast<uint64_t>(device) + 1);
+  return 0;
+}
+LOOM_EXPORT int cuCtxGetCurrent(void** context) {
+  *context = at(static_cast<uint64_t>(loom::current_device()) + 1);
+  return 0;
+}
+LOOM_EXPORT int cuCtxSetCurrent(void* context) {
+  return v::set_device(static_cast<int>(reinterpret_cast<uintptr_t>(context)) - 1);
+}
+LOOM_EXPORT int cuCtxGetStreamPriorityRange(int* least, int* greatest) {
+  return v::priority_range(least, greatest);
+}
+LOOM_EXPORT int cuStreamCreateWithPriority(void** s, unsigned flags, int priority) {
+  return flags > 1 ? v::said(v::kInvalidValue) : v::make_stream(s, priority);
+}
+LOOM_EXPORT int cuThreadExchangeStreamCaptureMode(int* mode) {
+  return v::exchange_capture_mode(mode);
+}
 LOOM_EXPORT int cuDeviceGetName(char* name, int length, int) {
   std::strncpy(name, "loom", static_cast<size_t>(length));
   return 0;
@@ -177,6 +203,12 @@ LOOM_EXPORT int cuMemcpyAsync(uint64_t target, uint64_t source, size_t bytes, vo
 }
 LOOM_EXPORT int cuMemcpyDtoDAsync_v2(uint64_t target, uint64_t source, size_t bytes, void* s) {
   return v::copy_2d(at(target), bytes, at(source), bytes, bytes, 1, 3, s, "cuMemcpyDtoDAsync");
+}
+LOOM_EXPORT int cuMemcpyHtoDAsync_v2(uint64_t target, const void* source, size_t bytes, void* s) {
+  return v::copy_2d(at(target), bytes, source, bytes, bytes, 1, 1, s, "cuMemcpyHtoDAsync");
+}
+LOOM_EXPORT int cuMemcpyDtoHAsync_v2(void* target, uint64_t source, size_t bytes, void* s) {
+  return v::copy_2d(target, bytes, at(source), bytes, bytes, 1, 2, s, "cuMemcpyDtoHAsync");
 }
 LOOM_EXPORT int cuMemcpy2DAsync_v2(const Copy2D* c, void* s) {
   if (!c || c->source_type == 3 || c->target_type == 3) return v::said(v::kInvalidValue);

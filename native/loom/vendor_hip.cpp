@@ -74,6 +74,21 @@ LOOM_EXPORT int hipDeviceSynchronize() { return v::synchronize_all(); }
 LOOM_EXPORT int hipDeviceCanAccessPeer(int* can, int device, int peer) {
   return v::can_access_peer(can, device, peer);
 }
+LOOM_EXPORT int hipThreadExchangeStreamCaptureMode(int* mode) {
+  return v::exchange_capture_mode(mode);
+}
+LOOM_EXPORT int hipDeviceGetStreamPriorityRange(int* least, int* greatest) {
+  return v::priority_range(least, greatest);
+}
+LOOM_EXPORT int hipDeviceGetAttribute(int* value, int attribute, int device) {
+  if (device < 0 || device >= loom::config().devices) return v::said(101);
+  switch (attribute) {
+    case 63: *value = loom::config().units; return 0;  // multiprocessors
+    case 2: *value = loom::config().world; return 0;   // copy engines
+    case 10013: *value = 1; return 0;                  // streams wait for words
+    default: return v::said(v::kInvalidValue);
+  }
+}
 LOOM_EXPORT int hipRuntimeGetVersion(int* version) { *version = 70200000; return 0; }
 LOOM_EXPORT int hipDriverGetVersion(int* version) { *version = 70200000; return 0; }
 LOOM_EXPORT int hipGetLastError() { return v::last_error(true); }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from weft import plugins as _plugins
@@ -22,12 +22,15 @@ from weft.collectives.group_channel import explain_collective as _explain_collec
 from weft.errors import Cancelled, Error, InvalidPlan, Mismatch, PeerLost, Timeout, Unsupported
 from weft.fabric import Link
 from weft.fabric import of as _fabric_of
+from weft.fabric.deadlines import seconds_of as _seconds_of
 from weft.ops.all_gather_matmul import all_gather_matmul
+from weft.ops.all_gather_scaled_matmul import all_gather_scaled_matmul
 from weft.ops.all_to_all_matmul import all_to_all_matmul
 from weft.ops.embedding_all_to_all import embedding_all_to_all
 from weft.ops.matmul_all_reduce import matmul_all_reduce
 from weft.ops.matmul_all_to_all import matmul_all_to_all
 from weft.ops.matmul_reduce_scatter import matmul_reduce_scatter
+from weft.ops.scaled_matmul_reduce_scatter import scaled_matmul_reduce_scatter
 from weft.run.explain import Explanation
 from weft.run.explain import explain_plan as _explain_plan
 from weft.run.record import Recording, record
@@ -63,6 +66,7 @@ def __getattr__(name: str) -> object:
     return module if name == "nn" else getattr(module, name)
 
 
+@_this_host.register_calibrator
 def _calibrate(fabric: Fabric) -> Machine:
     """Calibrates this machine quickly with the ranks of a group, and saves the description."""
     from weft.measure.calibration import QUICK, here, keep
@@ -74,9 +78,6 @@ def _calibrate(fabric: Fabric) -> Machine:
         except Error as error:
             warnings.warn(f"the calibration cannot be kept: {error}", stacklevel=2)
     return machine
-
-
-_this_host.calibrator = _calibrate
 
 
 def explain() -> Explanation | None:
@@ -97,8 +98,41 @@ def symmetric_empty(
 
     sizes: list[int] = []
     for size in shape:
-        sizes.extend([size] if isinstance(size, int) else size)
+        sizes.extend(size if isinstance(size, Iterable) else [size])
     return _fabric_of(group).memory.empty(sizes, dtype or torch.get_default_dtype())
+
+
+def workspace_bytes(
+    operation: str,
+    m: int,
+    n: int,
+    k: int,
+    world: int,
+    *,
+    dtype: str = "float32",
+    schedule: str | Schedule = "auto",
+) -> int:
+    """The symmetric memory that a call on a device needs on every rank, in bytes.
+
+    Calls share it, so a group needs that of its largest call. It is allocated at the first call of
+    new sizes, which must not be captured into a graph.
+
+    Args:
+        operation: the name of the operator, e.g. `"all_gather_matmul"`.
+        m, n, k: its sizes over all ranks, as `weft explore` takes them.
+        world: the number of ranks.
+        dtype: the name of a dtype.
+        schedule: a schedule; `"auto"` is the largest of all that may be chosen.
+    """
+    from weft.fabric.device.program import needed_bytes
+    from weft.operation import find
+
+    asked = find(operation).of(m, n, k, world, dtype)
+    if schedule == "auto":
+        some = [one for one in Schedule.space(asked) if one.fusion != "kernel"]
+    else:
+        some = [Schedule.parse(schedule) if isinstance(schedule, str) else schedule]
+    return max(needed_bytes(asked.lower(one)) for one in some)
 
 
 def configure(
@@ -112,7 +146,7 @@ def configure(
 
     Args:
         group: the process group (None: all ranks).
-        deadline: how long a wait may take, in seconds.
+        deadline: how long a wait may take, in seconds; `float("inf")` for as long as it takes.
         link: the speed of links: `"memory"`, a rate such as `"0.1GB/s"`, or a `Link`. Set the same
             link on every rank.
         select: what chooses a schedule for `schedule="auto"`: `"auto"` (a tuned result, else the
@@ -120,9 +154,7 @@ def configure(
     """
     fabric = _fabric_of(group)
     if deadline is not None:
-        if not deadline > 0:
-            raise Unsupported(f"a deadline must be above zero seconds, not {deadline}")
-        fabric.deadline = float(deadline)
+        fabric.deadline = _seconds_of(deadline, "deadline")
     if link is not None:
         fabric.set_link(Link.parse(link) if isinstance(link, str) else link)
     if select is not None:
@@ -149,6 +181,7 @@ __all__ = [
     "Unsupported",
     "all_gather",
     "all_gather_matmul",
+    "all_gather_scaled_matmul",
     "all_reduce",
     "all_to_all",
     "all_to_all_matmul",
@@ -164,9 +197,11 @@ __all__ = [
     "nn",
     "record",
     "reduce_scatter",
+    "scaled_matmul_reduce_scatter",
     "scatter",
     "summary",
     "symm_mem_compat",
     "symmetric_empty",
     "tune",
+    "workspace_bytes",
 ]

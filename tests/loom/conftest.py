@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
-# Unlike what weft learns about a machine, a build is the same for all: it need not be made again.
-os.environ.setdefault("WEFT_LOOM_CACHE", str(Path.home() / ".cache" / "weft" / "loom"))
-
 import pytest
 from loom_ranks import LoomPool
 

@@ -12,7 +12,8 @@ import torch
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symm
 
-from weft.loom.driver import EQUAL, LoomDriver
+from weft.fabric.device.driver import EQUAL
+from weft.loom.driver import LoomDriver
 
 PROGRAMS = {}
 

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import random
 import time
 
 import torch
 import torch.distributed as dist
-from operator_entry import Draw, Peers
+from operator_entry import Draw, Peers, mapped
 from operators import OPERATORS
 
 import weft
+
+DEVICE = os.environ.get("WEFT_TEST_DEVICE", "")
+"""Where tensors are, if not in host memory."""
+
+
+def _to_device(tensor):
+    return tensor.to(DEVICE)
 
 
 class Case:
@@ -26,9 +34,13 @@ class Case:
         self.dtype, self.peers = dtype, Peers(group)
 
     def weft(self, schedule="auto", **options):
-        return self.example.call(
-            self.operator.function, group=self.group, schedule=schedule, **options
-        )
+        """The result of the operator, on the device of the fabric that is tested."""
+        options.update(group=self.group, schedule=schedule)
+        if not DEVICE:
+            return self.example.call(self.operator.function, **options)
+        with torch.device(DEVICE):  # which also tells a rank that has no tensor
+            result = self.example.map(_to_device).call(self.operator.function, **options)
+        return result if "out" in options else mapped(result, torch.Tensor.cpu)
 
     def plain(self):
         """In float64, by torch.distributed and torch alone."""
@@ -205,13 +217,15 @@ def given_outputs(name, schedules) -> None:
             case = Case(name, 5, dtype, shape=(11, 5, 6), sizes=(3, 5, 8))
             want = case.plain()
             rows, columns = want.shape
-            wide = torch.zeros(rows, columns + 4, dtype=dtype)
-            outs = [torch.full(want.shape, torch.nan, dtype=dtype), wide[:, 2 : columns + 2]]
-            outs.append(torch.full((columns, rows), torch.nan, dtype=dtype).t())
-            outs.append(weft.symmetric_empty(rows, columns, dtype=dtype))
+            own = {"dtype": dtype, "device": DEVICE or "cpu"}
+            wide = torch.zeros(rows, columns + 4, **own)
+            outs = [torch.full(want.shape, torch.nan, **own), wide[:, 2 : columns + 2]]
+            outs.append(torch.full((columns, rows), torch.nan, **own).t())
+            if not DEVICE:
+                outs.append(weft.symmetric_empty(rows, columns, dtype=dtype))
             for out in outs:
                 assert case.weft(schedule, out=out) is out
-                assert torch.equal(out.double(), want), (name, schedule)
+                assert torch.equal(out.cpu().double(), want), (name, schedule)
             assert not wide[:, :2].any()
             assert not wide[:, columns + 2 :].any()
 

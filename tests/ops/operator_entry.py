@@ -60,8 +60,8 @@ class Example:
 
     def map(self, function) -> Example:
         """The same with every tensor changed."""
-        options = {name: _mapped(value, function) for name, value in self.options.items()}
-        return Example(_mapped(self.arguments, function), options)
+        options = {name: mapped(value, function) for name, value in self.options.items()}
+        return Example(mapped(self.arguments, function), options)
 
     def double(self) -> Example:
         """The same in float64, in leaves of their own."""
@@ -85,11 +85,11 @@ class Example:
         return [tensor for tensor in self.tensors if tensor.requires_grad]
 
 
-def _mapped(value, function):
+def mapped(value, function):
     if isinstance(value, torch.Tensor):
         return function(value)
     if isinstance(value, (list, tuple)):
-        return type(value)(_mapped(item, function) for item in value)
+        return type(value)(mapped(item, function) for item in value)
     return value
 
 

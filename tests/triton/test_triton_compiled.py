@@ -31,6 +31,7 @@ FLAGS = {  # releases and acquires in the source; a compiler may repeat one, nev
     "gemv_all_reduce": (2, 4),
     "gemm_all_to_all": (2, 2),
     "all_gather_gemm": (0, 2),
+    "all_gather_gemm_claim": (0, 1),
 }
 
 
@@ -164,23 +165,24 @@ def test_unknown_names(arguments, words):
 @pytest.mark.parametrize("name", ahead.KERNELS)
 def test_on_the_gpus_that_are_here(name):
     """As `weft doctor --gpu` does, one rank per GPU."""
-    from weft.cli.doctor import _on_gpu
     from weft.measure.launch import launch
 
     world = min(torch.cuda.device_count(), 8)
     assert all(launch(world, _on_gpu, name, pin=False))
 
 
+def _on_gpu(report, name):
+    import torch.distributed as dist
+
+    from weft.triton import symmetric_memory
+    from weft.triton.checks import CHECKS, KernelCase
+    from weft.triton.launch import DTYPES
+
+    torch.cuda.set_device(dist.get_rank())
+    space = symmetric_memory(64 << 20)
+    return all(CHECKS[name](space, KernelCase(dtype)) for dtype in DTYPES)
+
+
 def test_tiles_are_what_a_launch_has():
     assert ahead.default_tiles("gemm_all_to_all", "gfx942", torch.float32) == Tiles(k=32)
     assert ahead.default_tiles("gemm_all_to_all", "sm_90", torch.float16) == Tiles(k=64)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
-def test_doctor_says_that_there_is_no_gpu():
-    from weft.cli.doctor import _gpu
-
-    (finding,) = _gpu(lambda share, text: None)
-    assert finding.ok
-    assert finding.found == "no GPU here"
-    assert "not run" in finding.remedy

@@ -10,7 +10,13 @@ import torch
 import torch.distributed as dist
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-KERNELS = ("embedding_all_to_all", "gemv_all_reduce", "gemm_all_to_all", "all_gather_gemm")
+KERNELS = (
+    "embedding_all_to_all",
+    "gemv_all_reduce",
+    "gemm_all_to_all",
+    "all_gather_gemm",
+    "all_gather_gemm_claim",
+)
 
 
 def check(name, dtype, options, **case):
@@ -45,6 +51,9 @@ ODD = [
     ("all_gather_gemm", {"rows": 1, "columns": 1, "inner": 1}),  # ranks without rows
     ("all_gather_gemm", {"rows": 0, "columns": 3, "inner": 3}),
     ("all_gather_gemm", {"rows": 37, "columns": 3, "inner": 0}),
+    ("all_gather_gemm_claim", {"rows": 1, "columns": 1, "inner": 1}),
+    ("all_gather_gemm_claim", {"rows": 0, "columns": 3, "inner": 3}),
+    ("all_gather_gemm_claim", {"rows": 37, "columns": 0, "inner": 5}),
     ("embedding_all_to_all", {"batch": 1}),
     ("embedding_all_to_all", {"batch": 0}),
     ("embedding_all_to_all", {"widths": ((), ())}),

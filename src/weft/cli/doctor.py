@@ -8,14 +8,18 @@ import os
 import platform
 import shutil
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from weft.cli.console import Json, console, print_json, progress
-from weft.errors import Error
+from weft.cli.doctor_gpu import examined, show, write_machine
+from weft.errors import Error, Unsupported, nearest
 from weft.measure.launch import Report, launch
 from weft.report.terminal import table
+
+DEVICES = ("cuda", "loom")
 
 
 @dataclass(frozen=True)
@@ -34,15 +38,32 @@ def register(app: typer.Typer) -> None:
 
 def doctor(
     gpu: Annotated[
-        bool, typer.Option("--gpu", help="Also run the Triton kernels on the GPUs that are here.")
+        bool, typer.Option("--gpu", help="Examine the GPUs that are here, in nine points.")
     ] = False,
+    device: Annotated[
+        str, typer.Option(help="With --gpu: cuda (also ROCm), or loom, the emulated device.")
+    ] = "cuda",
+    machine: Annotated[
+        Path | None, typer.Option(help="With --gpu: write a machine file for weft explore.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Check this machine; exits with 1 if something that weft needs does not work."""
+    if device not in DEVICES:
+        raise Unsupported(f"there is no device {device!r}{nearest(device, DEVICES)}")
+    if gpu:
+        examination = examined(device, json)
+        if json:
+            print_json(examination.as_dict())
+            if machine is not None:
+                write_machine(examination, machine)
+        else:
+            show(examination, machine)
+        if any(check.state == "not" for check in examination.checks):
+            raise typer.Exit(1)
+        return
     with progress("looking", quiet=json) as report:
         findings = [*_system(), *_packages(), _call(report)]
-        if gpu:
-            findings += _gpu(report)
     broken = [f for f in findings if not f.ok]
     if json:
         print_json({"findings": [asdict(f) for f in findings], "ok": not broken})
@@ -93,7 +114,9 @@ def _packages() -> list[Finding]:
 
     findings = [Finding("torch", torch.__version__, True)]
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
-    remedy = "" if gpu != "none" else "not needed: the host fabric runs on CPUs"
+    remedy = "weft doctor --gpu examines it"
+    if gpu == "none":
+        remedy = "not needed: the host fabric runs on CPUs"
     findings.append(Finding("GPU", gpu, True, remedy))
     try:
         from triton import __version__ as triton_version
@@ -139,43 +162,6 @@ def _two_ranks(report: Report) -> bool:
     w = torch.eye(3)
     y = weft.all_gather_matmul(whole.tensor_split(2)[dist.get_rank()], w, schedule="adaptive@dma")
     return bool(torch.equal(y, whole))
-
-
-def _gpu(report: Report) -> list[Finding]:
-    """Runs the Triton kernels on the GPUs, one rank on each, and compares them with torch."""
-    import torch
-
-    if not torch.cuda.is_available():
-        text = "not run: the kernels are interpreted and compiled here, `weft triton report`"
-        return [Finding("GPU checks", "no GPU here", True, text)]
-    try:
-        from weft.triton.checks import CHECKS
-    except Error as error:
-        return [Finding("GPU checks", "no Triton", False, str(error))]
-    world = min(torch.cuda.device_count(), 8)
-    findings = []
-    for name in CHECKS:
-        what = f"{name}, {world} GPU" + "s" * (world > 1)
-        try:
-            exact = all(launch(world, _on_gpu, name, report=report, pin=False))
-            found, remedy = ("exact", "") if exact else ("a wrong result", "report a bug")
-        except Exception as error:  # a driver or a compiler may raise anything
-            exact, found, remedy = False, "failed", str(error)
-        findings.append(Finding(what, found, exact, remedy))
-    return findings
-
-
-def _on_gpu(report: Report, name: str) -> bool:
-    import torch
-    import torch.distributed as dist
-
-    from weft.triton import symmetric_memory
-    from weft.triton.checks import CHECKS, KernelCase
-    from weft.triton.launch import DTYPES
-
-    torch.cuda.set_device(dist.get_rank())
-    space = symmetric_memory(64 * 2**20)
-    return all(CHECKS[name](space, KernelCase(dtype)) for dtype in DTYPES)
 
 
 def _works(function: object) -> bool:

@@ -38,6 +38,8 @@ from weft.collectives.kinds import (
     SCATTER,
 )
 from weft.errors import Error, Unsupported
+from weft.fabric.presence import present
+from weft.fabric.rendezvous import machine
 
 NAME = "weft"
 
@@ -67,6 +69,7 @@ class WeftGroup(dist.ProcessGroup):
         self.deadline = timeout.total_seconds()
         self._name = ""
         self._description = ""
+        present(store, rank, machine())
 
     # -- what torch reads of a group ---------------------------------------------------------------
 
@@ -108,6 +111,11 @@ class WeftGroup(dist.ProcessGroup):
 
     def _get_backend_name(self) -> str:
         return NAME
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        """Checkpoints ask whether the group takes CPU tensors."""
+        return [torch.device("cpu")]
 
     def get_group_store(self) -> Store:
         return self.store

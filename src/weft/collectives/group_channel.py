@@ -22,6 +22,7 @@ from weft.collectives.kinds import BY_NUMBER, DTYPES, OTHER, REDUCTIONS, SUM
 from weft.dtype import name_of
 from weft.errors import Cancelled, Error, Mismatch, PeerLost, Timeout, Unsupported
 from weft.fabric import Fabric, _native
+from weft.fabric.deadlines import nanoseconds
 from weft.fabric.outcomes import (
     AGAIN,
     DISAGREE,
@@ -118,7 +119,7 @@ class GroupChannel:
                 reduction,
                 root,
                 engine == "cores",
-                int((fabric.deadline if patience is None else patience) * 1e9),
+                nanoseconds(fabric.deadline if patience is None else patience),
                 0 if source is None else source.data_ptr() or _EMPTY,
                 0 if target is None else target.data_ptr() or _EMPTY,
                 num_bytes,
@@ -167,7 +168,7 @@ class GroupChannel:
                 reduction,
                 root,
                 engine == "cores",
-                int((fabric.deadline if patience is None else patience) * 1e9),
+                nanoseconds(fabric.deadline if patience is None else patience),
                 by_pair,
                 sizes,
                 [t.data_ptr() or _EMPTY for t in sources],
@@ -185,13 +186,19 @@ class GroupChannel:
             self.wait(job)
             return None
 
+    def handle(self, job: Job, result: Any, name: str) -> Any:
+        """The handle of a job in the background."""
+        from weft.collectives.handle import Handle
+
+        return Handle(self, job, result, name)
+
     def refuse(self, error: Exception, background: bool = False) -> None:
         """Sends the reason why this rank cannot take part to every rank. In the background this
         returns at once."""
         if self.world == 1 or self.fabric.broken is not None:
             return
         reason = str(error) or type(error).__name__
-        job = self.native.refuse(reason[:800], int(self.fabric.deadline * 1e9), background)
+        job = self.native.refuse(reason[:800], nanoseconds(self.fabric.deadline), background)
         if background:
             self._keep(job, ())
             return

@@ -6,6 +6,7 @@ from typing import Generic, TypeVar
 
 from weft.collectives.group_channel import FOREVER, GroupChannel, Job, now_ns
 from weft.errors import Error, Timeout
+from weft.fabric.deadlines import nanoseconds
 from weft.fabric.outcomes import AGAIN, OK
 from weft.run.ranges import NOTHING, profiled, range_of
 
@@ -43,7 +44,7 @@ class Handle(Generic[Result]):
         if timeout is None:
             channel.wait(job)
             return self._result
-        until = now_ns() + int(timeout * 1e9)
+        until = now_ns() + nanoseconds(timeout)
         while True:
             outcome = channel.native.wait(job, min(until, FOREVER))
             if outcome[0] == OK:

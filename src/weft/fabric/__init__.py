@@ -16,17 +16,21 @@ import torch.distributed as dist
 
 from weft.errors import Unsupported
 from weft.fabric import _native
+from weft.fabric.deadlines import deadline_of
 from weft.fabric.group.several_machines import SeveralMachines
 from weft.fabric.host.one_machine import OneMachine
 from weft.fabric.interface import Capabilities, Fabric
 from weft.fabric.link import Link
-from weft.fabric.processes import ProcessFabric, deadline_of
-from weft.fabric.rendezvous import hello
+from weft.fabric.processes import ProcessFabric
+from weft.fabric.rendezvous import hello, opening
 
 VERSION: str = _native.VERSION
 """The version of weft, as it was built."""
 
 Opener = Callable[[dist.ProcessGroup, torch.device], Fabric]
+
+is_set: Callable[[str], bool] = _native.is_set
+"""Whether an environment variable is set; faster than `os.environ`, for checks at every call."""
 
 _world = dist.distributed_c10d._world
 _CPU = "cpu"
@@ -35,9 +39,10 @@ _open: dict[tuple[int, str], Fabric] = {}
 _openers: dict[str, dict[str, Opener]] = {}
 """Openers by type of device, then by the name of the kind; "" is the default kind."""
 _changing = threading.Lock()
-_opening: WeakKeyDictionary[dist.ProcessGroup, threading.Lock] = WeakKeyDictionary()
+_opening: WeakKeyDictionary[dist.ProcessGroup, threading.RLock] = WeakKeyDictionary()
 """A lock for each group. Opening waits for the other ranks, whose threads may open another group
-first, so one lock for all groups could deadlock."""
+first, so one lock for all groups could deadlock. A device's opener takes it again, for the host
+fabric that it stands beside."""
 
 
 def register(device: str, opener: Opener, kind: str = "") -> None:
@@ -76,7 +81,7 @@ def _find(group: dist.ProcessGroup | None, device: torch.device) -> Fabric:
     if fabric is None or fabric.group_ref() is not found:
         with _changing:
             _close_stale()
-            opening = _opening.setdefault(found, threading.Lock())
+            opening = _opening.setdefault(found, threading.RLock())
         with opening:
             fabric = _open.get(key)
             if fabric is None or fabric.group_ref() is not found:
@@ -100,7 +105,7 @@ def _opener(device: torch.device) -> Opener:
 def close(group: dist.ProcessGroup) -> None:
     """Leaves a group, if its fabric is open. Waits of peers for this rank end at once."""
     with _changing:
-        for key, fabric in list(_open.items()):
+        for key, fabric in _newest_first():
             if key[0] == id(group) and fabric.group_ref() is group:
                 del _open[key]
                 fabric.close()
@@ -114,21 +119,32 @@ def kinds() -> list[str]:
 def open_on_cpu(group: dist.ProcessGroup, device: torch.device) -> ProcessFabric:
     """The host fabric if all ranks are on one machine, otherwise the group fabric."""
     deadline = deadline_of(group)
-    cards = hello(group, deadline, kinds())
-    asked = cards[0].fabric
-    together = len({card.machine for card in cards}) == 1
-    if len(cards) == 1 or asked == "host" or (together and asked not in ("group", "flat")):
-        return ProcessFabric(group, OneMachine(group, deadline))
-    return ProcessFabric(group, SeveralMachines(group, cards, deadline))
+    with opening(group):
+        cards = hello(group, deadline, kinds())
+        asked = cards[0].fabric
+        together = len({card.machine for card in cards}) == 1
+        if len(cards) == 1 or asked == "host" or (together and asked not in ("group", "flat")):
+            return ProcessFabric(group, OneMachine(group, deadline))
+        return ProcessFabric(group, SeveralMachines(group, cards, deadline))
+
+
+def open_on_device(group: dist.ProcessGroup, device: torch.device) -> Fabric:
+    """The fabric of an accelerator, beside the host fabric of the same group."""
+    from weft.fabric.device.device_fabric import DeviceFabric
+
+    host = of(group)
+    assert isinstance(host, ProcessFabric)
+    return DeviceFabric(group, device, host)
 
 
 register(_CPU, open_on_cpu)
+register("cuda", open_on_device)
 
 
 def _close_stale() -> None:
     """Closes the fabrics of groups that torch.distributed has destroyed."""
     alive = dist.distributed_c10d._world.pg_map
-    for key, fabric in list(_open.items()):
+    for key, fabric in _newest_first():
         if fabric.group_ref() not in alive:
             fabric.close()
             del _open[key]
@@ -136,9 +152,24 @@ def _close_stale() -> None:
 
 @atexit.register
 def _close_all() -> None:
-    for fabric in _open.values():
+    for _, fabric in _newest_first():
         fabric.close()
     _open.clear()
 
 
-__all__ = ["VERSION", "Capabilities", "Fabric", "Link", "close", "devices", "of", "register"]
+def _newest_first() -> list[tuple[tuple[int, str], Fabric]]:
+    """A fabric of a device is closed before the host fabric that it stands on."""
+    return list(_open.items())[::-1]
+
+
+__all__ = [
+    "VERSION",
+    "Capabilities",
+    "Fabric",
+    "Link",
+    "close",
+    "devices",
+    "is_set",
+    "of",
+    "register",
+]

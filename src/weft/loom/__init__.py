@@ -15,16 +15,19 @@ from contextlib import contextmanager
 import torch
 from torch.utils import backend_registration as backend
 
+from weft import fabric as fabrics
 from weft.errors import Error, Unsupported
+from weft.fabric.device.driver import register as register_driver
 from weft.loom import device as _device
 from weft.loom import host_order, origin
 from weft.loom.build import Report, why_not
 from weft.loom.build import library as _build
-from weft.loom.deadlock import Finding
+from weft.loom.deadlock import LoomFinding as Finding
 from weft.loom.detector import find
+from weft.loom.driver import LoomDriver
 from weft.loom.library import is_loaded, loaded, open_library
+from weft.loom.loom_session import LoomSession as Session
 from weft.loom.read import timeline_of
-from weft.loom.session import Session
 from weft.loom.settings import MODES, Settings
 from weft.timeline import Timeline
 
@@ -68,6 +71,8 @@ def load(report: Report | None = None, **given: object) -> None:
     library.calls.loom_register_symmetric()
     backend.generate_methods_for_privateuse1_backend(for_storage=True)
     _register_for_compile()
+    register_driver("loom", lambda device: LoomDriver())
+    fabrics.register("loom", fabrics.open_on_device)
     _device.remember_process()
     if settings.check:
         origin.install(library)

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from weft.loom.library import handle, is_loaded, loaded
+from weft.fabric.device.driver import stream_handle
+from weft.loom.library import is_loaded, loaded
 
 _loaded_in = 0
 
@@ -84,7 +85,7 @@ def Event(*, enable_timing: bool = False) -> torch.Event:  # noqa: N802
 
 
 def is_current_stream_capturing() -> bool:
-    return bool(loaded().calls.loom_capturing(handle(current_stream())))
+    return bool(loaded().calls.loom_capturing(stream_handle(current_stream())))
 
 
 def empty_cache() -> None:

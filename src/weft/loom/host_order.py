@@ -15,6 +15,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
+import torch.distributed._symmetric_memory as symm_mem
+from torch._C._distributed_c10d import _resolve_process_group
 from torch.distributed import distributed_c10d
 
 from weft.loom.library import loaded
@@ -22,7 +24,7 @@ from weft.loom.library import loaded
 _FROM_ALL = (
     *("barrier", "monitored_barrier", "all_reduce", "all_gather", "all_gather_into_tensor"),
     *("all_gather_object", "all_to_all", "all_to_all_single", "reduce_scatter"),
-    "reduce_scatter_tensor",
+    *("reduce_scatter_tensor", "symm_mem.rendezvous"),
 )
 _FROM_ROOT = ("broadcast", "broadcast_object_list", "scatter", "scatter_object_list")
 _TO_ROOT = ("reduce", "gather", "gather_object")
@@ -38,6 +40,17 @@ def install() -> None:
         _wrap(name, _collective(name))
     for name in ("send", "recv"):
         _wrap(name, _message(name))
+    if not hasattr(symm_mem.rendezvous, "_loom"):
+        plain = symm_mem.rendezvous
+
+        def rendezvous(tensor: Any, group: Any) -> Any:
+            """All ranks of the group come to it, as to a barrier."""
+            found = _resolve_process_group(group) if isinstance(group, str) else group  # type: ignore[arg-type]
+            meeting = _collective("symm_mem.rendezvous")(lambda **_: plain(tensor, group))
+            return meeting(group=found)
+
+        rendezvous._loom = True  # type: ignore[attr-defined]
+        symm_mem.rendezvous = rendezvous
 
 
 def _wrap(name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:

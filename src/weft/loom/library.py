@@ -8,8 +8,6 @@ from ctypes import c_char_p, c_double, c_int, c_uint32, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from weft.errors import Error, Unsupported
 
 _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
@@ -77,11 +75,6 @@ def loaded() -> Library:
     if _loaded is None:
         raise Unsupported("loom is not loaded in this process; call weft.loom.load() first")
     return _loaded
-
-
-def handle(stream: torch.Stream) -> int:
-    """What C calls know a stream by."""
-    return int(stream.native_handle)  # type: ignore[attr-defined]
 
 
 def is_loaded() -> bool:

@@ -1,8 +1,11 @@
-"""weft in models: parallel styles for `parallelize_module`, and a pass for `torch.compile`."""
+"""weft in models: `parallelize` for whole models, parallel styles for `parallelize_module`, and a
+pass for `torch.compile`."""
 
 from weft.nn.compiling import compile, overlap_pass
 from weft.nn.experts import ExpertParallel
 from weft.nn.fsdp import AllGather, gather_by_weft
+from weft.nn.model_report import LayerReport, ModelReport
+from weft.nn.parallelize import parallelize
 from weft.nn.report import Match, NearMiss, Report
 from weft.nn.styles import ColwiseParallel, ColwiseTogether, RowwiseParallel, SequenceParallel
 from weft.nn.symm_mem import SymmMemCompat, symm_mem_compat
@@ -13,7 +16,9 @@ __all__ = [
     "ColwiseParallel",
     "ColwiseTogether",
     "ExpertParallel",
+    "LayerReport",
     "Match",
+    "ModelReport",
     "NearMiss",
     "Report",
     "RowWiseAdagradInBackward",
@@ -24,5 +29,6 @@ __all__ = [
     "compile",
     "gather_by_weft",
     "overlap_pass",
+    "parallelize",
     "symm_mem_compat",
 ]

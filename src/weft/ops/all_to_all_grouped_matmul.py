@@ -147,7 +147,8 @@ def _backward(ctx: Any, d_gathered: torch.Tensor | None, dys: list[torch.Tensor]
         # The received rows are a result, too. Their gradient joins as a product with the identity.
         k = received.shape[1]
         left.append(d_gathered)
-        right.append(torch.eye(k, dtype=received.dtype).expand(experts, k, k))
+        identity = torch.eye(k, dtype=received.dtype, device=received.device)
+        right.append(identity.expand(experts, k, k))
     dx = torch.ops.weft.grouped_matmul_all_to_all(
         left[0] if len(left) == 1 else torch.cat(left, 1),
         right[0] if len(right) == 1 else torch.cat(right, 1),
@@ -171,6 +172,7 @@ OPERATOR = register(
         'str schedule="auto") -> (Tensor?, Tensor[])',
         kernel=_kernel,
         fake=_fake,
+        casts=2,
         setup_context=_setup_context,
         backward=_backward,
     )

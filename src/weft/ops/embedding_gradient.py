@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from weft.errors import Unsupported
 from weft.fabric.proposal import Proposal
 from weft.ops.embedding_inputs import Bagged, modes_of
 from weft.ops.embedding_optimizer import TableOptimizer, apply
@@ -90,7 +91,7 @@ def _rows(
         bags = dp[: offset.shape[0], column : column + dim]
         column += dim
         length = torch.diff(offset.long(), append=offset.new_tensor([index.shape[0]]).long())
-        bag = torch.repeat_interleave(torch.arange(offset.shape[0]), length)
+        bag = torch.repeat_interleave(torch.arange(offset.shape[0], device=offset.device), length)
         if modes[number] == "mean":
             bags = bags / length.clamp(min=1)[:, None].to(bags.dtype)
         rows = bags[bag]
@@ -106,10 +107,11 @@ def _first_largest(values: torch.Tensor, bag: torch.Tensor, count: int) -> torch
     values = values.detach().float()
     most = values.new_full((count, values.shape[1]), float("-inf"))
     most = most.scatter_reduce(0, spread, values, "amax")
-    place = torch.arange(values.shape[0])[:, None].expand_as(values)
+    place = torch.arange(values.shape[0], device=bag.device)[:, None].expand_as(values)
     never = values.shape[0]
     found = torch.where(values == most[bag], place, never)
-    first = torch.full((count, values.shape[1]), never).scatter_reduce(0, spread, found, "amin")
+    first = spread.new_full((count, values.shape[1]), never)
+    first = first.scatter_reduce(0, spread, found, "amin")
     return first[bag] == place
 
 
@@ -128,7 +130,7 @@ def _table(
             index[None], rows.to(table.dtype), tuple(table.shape), check_invariants=False
         )
     # Half precision would lose small terms when many are added to one row.
-    total = torch.zeros(table.shape, dtype=torch.float32)
+    total = torch.zeros(table.shape, dtype=torch.float32, device=table.device)
     return total.index_add_(0, index, rows.float()).to(table.dtype)
 
 
@@ -171,6 +173,12 @@ def _fake(dy: torch.Tensor, columns: int, group: str) -> torch.Tensor:
     return dy.new_empty(torch.library.get_ctx().new_dynamic_size(), columns)
 
 
+def _backward(ctx: Any, ddp: torch.Tensor) -> tuple[Any, ...]:
+    raise Unsupported(
+        "weft.embedding_all_to_all has no second derivatives; call backward without create_graph"
+    )
+
+
 _SERIAL = Schedule.parse("serial")
 _ALWAYS = Decision(
     _SERIAL.name,
@@ -188,6 +196,7 @@ OPERATOR = register(
         schema="embedding_gradient(Tensor dy, int columns, str group_name) -> Tensor",
         kernel=_kernel,
         fake=_fake,
+        backward=_backward,
         asked=lambda schedule: _ALWAYS,
     )
 )

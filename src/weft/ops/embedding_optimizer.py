@@ -50,7 +50,7 @@ class RowWiseAdagradInBackward:
         """Updates rows of a table and their numbers."""
         sums = self.state.get(table)
         if sums is None:
-            sums = self.state[table] = torch.zeros(table.shape[0])
+            sums = self.state[table] = torch.zeros(table.shape[0], device=table.device)
         total = sums[rows] + gradient.square().mean(1)
         sums[rows] = total
         _subtract(table, rows, gradient * (self.lr / (total.sqrt() + self.eps))[:, None])
@@ -61,7 +61,7 @@ def apply(
 ) -> None:
     """Updates a table with the gradients of the rows that bags have read; rows may repeat."""
     different, place = torch.unique(index, return_inverse=True)
-    total = torch.zeros(different.shape[0], table.shape[1])
+    total = torch.zeros(different.shape[0], table.shape[1], device=table.device)
     total.index_add_(0, place, rows.float())
     with torch.no_grad():
         optimizer.update(table, different, total)

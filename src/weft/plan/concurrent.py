@@ -57,6 +57,7 @@ class Concurrent:
     counted: int | None = None  # bytes as libraries count them, where others travel
 
     name: ClassVar[str] = "concurrent"
+    routed: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         known = (*COLLECTIVES, *SUMMING)

@@ -46,6 +46,7 @@ class EmbeddingAllToAll:
     tables: tuple[tuple[int, ...], ...] = ()
 
     name: ClassVar[str] = "embedding_all_to_all"
+    routed: ClassVar[bool] = True
     in_kernel: ClassVar[bool] = True
 
     @classmethod

@@ -29,6 +29,7 @@ class EmbeddingGradient:
     dtype: str = "float32"
 
     name: ClassVar[str] = "embedding_gradient"
+    routed: ClassVar[bool] = True
 
     @classmethod
     def of(cls, m: int, n: int, k: int, world: int, dtype: str = "float32") -> EmbeddingGradient:

@@ -271,7 +271,8 @@ AnyTask = Copy | Matmul | Permute | Reduce | Tiles | Lookup | Await
 
 
 class Plannable(Operation, Protocol):
-    """An operation that can lower itself and check the contents of its outputs."""
+    """An operation that can lower itself and check the contents of its outputs. `routed`, if it has
+    this, says that the sizes of single ranks follow from data and change between calls."""
 
     def lower(self, schedule: Any) -> Plan:
         """The plan of all ranks, cached per schedule. For independent work, `schedule` is a

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import torch
 
+from weft import fabric as fabrics
 from weft.errors import Unsupported
 from weft.fabric import Fabric
 from weft.fabric.interface import Call, Disagree, Exposed, StepFlight
@@ -170,11 +171,17 @@ def meet(fabric: Fabric, what: str, own: Items) -> list[Items]:
 
 
 def check_tensor(name: str, tensor: object, dimensions: Sequence[int]) -> torch.Tensor:
-    """Raises unless `tensor` is a CPU tensor with an allowed number of dimensions; returns it."""
+    """Raises unless `tensor` is on a device with a fabric and has an allowed number of dimensions;
+    returns it."""
     if not isinstance(tensor, torch.Tensor):
         raise Unsupported(f"{name} must be a tensor, not {type(tensor).__name__}")
-    if tensor.device.type != "cpu":
-        raise Unsupported(f"{name} is on {tensor.device}; the host fabric takes CPU tensors")
+    if not tensor.is_cpu and tensor.device.type not in fabrics.devices():
+        known = " or ".join(fabrics.devices())
+        raise Unsupported(
+            f"{name} is on {tensor.device}, which has no fabric; use tensors on {known}"
+        )
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        raise Unsupported(f"{name} is sparse or nested; pass a dense tensor")
     if tensor.dim() not in dimensions:
         allowed = " or ".join(str(d) for d in dimensions)
         raise Unsupported(
@@ -182,8 +189,3 @@ def check_tensor(name: str, tensor: object, dimensions: Sequence[int]) -> torch.
             f"{tuple(tensor.shape)})"
         )
     return tensor
-
-
-def layout(tensor: Any) -> tuple[object, ...]:
-    """Everything that decides how a tensor is read, except its address."""
-    return tensor.shape, tensor.stride(), tensor.dtype

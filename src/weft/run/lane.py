@@ -85,30 +85,30 @@ def run_lane(
     parts: Sequence[Part], flight: StepFlight, tensors: dict[str, torch.Tensor], record: bool
 ) -> None:
     """Runs a compute lane to its end."""
-    bags = tensors.get("bags")
+    more = tensors.get("bags", tensors.get("scales"))
     timed = record or flight.paced
     for part in parts:
         if isinstance(part, Stretch):
-            _run_stretch(part, flight, bags, record)
+            _run_stretch(part, flight, more, record)
         else:
             flight.before(part)
             if timed:
-                _run_timed(part, flight, bags, record)
+                _run_timed(part, flight, more, record)
             else:
-                execute(part, flight.view, bags)
+                execute(part, flight.view, more)
             flight.after(part)
 
 
-def _run_timed(task: AnyTask, flight: StepFlight, bags: Any, record: bool) -> None:
+def _run_timed(task: AnyTask, flight: StepFlight, more: Any, record: bool) -> None:
     start = time.monotonic_ns()
-    execute(task, flight.view, bags)
+    execute(task, flight.view, more)
     if flight.paced:
         flight.touched(task, start)
     if record:
         flight.ran(task, start, time.monotonic_ns())
 
 
-def _run_stretch(stretch: Stretch, flight: StepFlight, bags: Any, record: bool) -> None:
+def _run_stretch(stretch: Stretch, flight: StepFlight, more: Any, record: bool) -> None:
     timed = record or flight.paced
     waiting = dict(stretch.tasks)
     left = set(waiting)
@@ -122,9 +122,9 @@ def _run_stretch(stretch: Stretch, flight: StepFlight, bags: Any, record: bool) 
         for task in run:
             del ready[task.id]
         if timed:
-            _run_timed(as_one(run), flight, bags, record)
+            _run_timed(as_one(run), flight, more, record)
         else:
-            execute(as_one(run), flight.view, bags)
+            execute(as_one(run), flight.view, more)
         for task in run:
             left.discard(task.id)
             flight.after(task)

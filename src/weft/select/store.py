@@ -21,8 +21,9 @@ from math import log2
 from pathlib import Path
 from typing import Any
 
-from weft.errors import Unsupported
+from weft.errors import Error
 from weft.machine import calibrated
+from weft.operation import dtypes_label
 from weft.schedule import Schedule
 from weft.select.sizes import sizes_of
 
@@ -82,7 +83,7 @@ def question(operation: Any, link: str, version: str) -> Question:
     return Question(
         machine=this_machine(),
         operation=operation.name,
-        dtype=operation.dtype,
+        dtype=dtypes_label(operation),
         world=operation.world,
         link=link,
         m=bucket(m),
@@ -119,7 +120,7 @@ def find(asked: Question) -> Answer | None:
         return None
     try:
         return _read(text, asked)
-    except (ValueError, KeyError, TypeError, AttributeError, Unsupported) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, Error) as error:
         _set_aside(path, error)
         return None
 

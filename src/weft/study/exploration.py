@@ -28,7 +28,7 @@ Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ScheduleOutcome:
     """One schedule in one scenario."""
 
     schedule: Schedule
@@ -51,7 +51,7 @@ class Scenario:
     compute: float
     communication: float
     serial: float
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[ScheduleOutcome, ...]
     refused: tuple[tuple[Schedule, str], ...] = ()
 
     @property
@@ -59,10 +59,10 @@ class Scenario:
         return max(self.compute, self.communication)
 
     @property
-    def best(self) -> Outcome:
+    def best(self) -> ScheduleOutcome:
         return min(self.outcomes, key=lambda outcome: outcome.seconds)
 
-    def outcome(self, schedule: Schedule | str) -> Outcome:
+    def outcome(self, schedule: Schedule | str) -> ScheduleOutcome:
         """The outcome of a schedule."""
         wanted = Schedule.parse(schedule) if isinstance(schedule, str) else schedule
         for outcome in self.outcomes:
@@ -102,6 +102,9 @@ class Exploration:
         return {"scenarios": [_scenario_json(scenario) for scenario in self.scenarios]}
 
 
+MOST_RANKS = 256
+
+
 def explore(
     machine: Machine,
     operation_name: str,
@@ -117,6 +120,16 @@ def explore(
     """
     if world < 1:
         raise Unsupported(f"there must be at least 1 rank, not {world}")
+    if world > machine.links.world:
+        raise Unsupported(
+            f"{world} ranks need {world} devices; {machine.name} has {machine.links.world}. "
+            "For more, ask about a cluster with --nodes"
+        )
+    if world > MOST_RANKS:
+        raise Unsupported(
+            f"at most {MOST_RANKS} ranks can be explored, not {world}, because a plan has tasks "
+            "for every pair of ranks; for more, ask about a cluster with --nodes"
+        )
     if not shapes:
         raise Unsupported("there are no shapes to explore")
     kind = find(operation_name)
@@ -183,7 +196,7 @@ def _explore(
         simulation = known.get(schedule) or run(plan, machine)
         seconds = simulation.seconds
         outcomes.append(
-            Outcome(
+            ScheduleOutcome(
                 schedule,
                 seconds,
                 serial / seconds if seconds else 1.0,

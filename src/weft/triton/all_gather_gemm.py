@@ -9,7 +9,8 @@ import torch
 
 from weft.errors import Unsupported
 from weft.triton.engines import KernelEngines, engines_of
-from weft.triton.kernels import all_gather_gemm as device
+from weft.triton.kernels import all_gather_gemm as expected
+from weft.triton.kernels import all_gather_gemm_claim as arrived
 from weft.triton.launch import Calls, Tiles, check_input, check_sizes
 from weft.triton.space import Space
 
@@ -23,7 +24,8 @@ class AllGatherGemm:
 
     The rows of every rank are moved in `depth` chunks (by default, as many as ranks) by copy
     engines: native threads on the host, copy streams on a GPU. The rank's own rows are multiplied
-    first.
+    first. With `claim`, programs take tiles of whatever chunks have arrived; otherwise they wait
+    for the chunks in the expected order. Results are equal to the last bit.
     """
 
     def __init__(
@@ -34,6 +36,7 @@ class AllGatherGemm:
         dtype: torch.dtype,
         *,
         depth: int | None = None,
+        claim: bool = False,
         tiles: Tiles | None = None,
         grid: int | None = None,
     ) -> None:
@@ -51,8 +54,8 @@ class AllGatherGemm:
         self._engines: KernelEngines = engines_of(space)
         most_rows = -(-rows // world)
         self._calls = Calls(
-            device.all_gather_gemm,
-            device.PHASES,
+            arrived.all_gather_gemm_claim if claim else expected.all_gather_gemm,
+            arrived.PHASES if claim else expected.PHASES,
             space,
             same,
             size=self._engines.symmetric_bytes(most_rows, inner, dtype),
@@ -66,6 +69,8 @@ class AllGatherGemm:
         table = [chunk for chunk in self._chunks if chunk[1] > 0]
         self._num_chunks = len(table)
         self._table = torch.tensor([*table, (0, 0, 0, 0)], dtype=torch.int32, device=space.device)
+        self._claims = torch.zeros(len(table) + 1, dtype=torch.int32, device=space.device)
+        self._claim = claim
 
     def __call__(self, x_shard: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         """x_shard: [own rows, inner], w: [inner, any]."""
@@ -78,7 +83,9 @@ class AllGatherGemm:
             check_input(self.space, "w", w, self.dtype, (self.inner, None))
             y = torch.empty(self.rows, w.shape[1], dtype=self.dtype, device=self.space.device)
             results.append(y)
+            claims = {"claims": self._claims.zero_()} if self._claim else {}
             return {
+                **claims,
                 "shard": shard,
                 "gathered": self._gathered,
                 "w": w,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -91,11 +92,18 @@ def gemv_all_reduce(
 
 
 def all_gather_gemm(
-    space: Space, case: KernelCase, rows: int = 43, columns: int = 23, inner: int = 19
+    space: Space,
+    case: KernelCase,
+    rows: int = 43,
+    columns: int = 23,
+    inner: int = 19,
+    claim: bool = False,
 ) -> bool:
     """Checks shards that differ by a row."""
     numbers = Numbers(case, space)
-    op = AllGatherGemm(space, rows, inner, case.dtype, tiles=case.tiles, grid=case.grid)
+    op = AllGatherGemm(
+        space, rows, inner, case.dtype, claim=claim, tiles=case.tiles, grid=case.grid
+    )
     exact = True
     for _ in range(case.calls):
         x, w = numbers.matrix(rows, inner), numbers.matrix(inner, columns)
@@ -168,4 +176,5 @@ CHECKS: dict[str, Callable[[Space, KernelCase], bool]] = {
     "gemv_all_reduce": gemv_all_reduce,
     "gemm_all_to_all": gemm_all_to_all,
     "all_gather_gemm": all_gather_gemm,
+    "all_gather_gemm_claim": partial(all_gather_gemm, claim=True),
 }

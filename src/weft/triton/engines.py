@@ -107,8 +107,7 @@ class CopyStreams:
 
     def __init__(self, space: SymmetricMemory) -> None:
         self.space = space
-        stream: Any = torch.cuda.Stream
-        self._streams = [stream(space.device) for _ in range(space.world)]
+        self._streams = [torch.Stream(space.device) for _ in range(space.world)]
 
     def symmetric_bytes(self, rows: int, columns: int, dtype: torch.dtype) -> int:
         return 2 * aligned(rows * columns * dtype.itemsize) + 2 * aligned(8)
@@ -137,14 +136,14 @@ class CopyStreams:
         turn = number % 2
         self._stages[turn][: len(shard)].copy_(shard)
         self._epochs[turn].fill_(number)
-        current = torch.cuda.current_stream(self.space.device)
         # After the barrier, every shard is staged, and no rank still reads an older one.
         self.space.handle.barrier()
+        staged = torch.accelerator.current_stream(self.space.device).record_event()
+        for stream in self._streams:
+            stream.wait_event(staged)
         for first, count, rank, counter in self._chunks:
-            stream = self._streams[rank]
-            stream.wait_stream(current)
             begin = first - self._firsts[rank]
-            with torch.cuda.stream(stream):
+            with self._streams[rank]:
                 chunk = self._peer_stages[turn][rank][begin : begin + count]
                 self._gathered[first : first + count].copy_(chunk, non_blocking=True)
                 epoch = self._peer_epochs[turn][rank]
@@ -152,6 +151,6 @@ class CopyStreams:
         return number
 
     def end(self, sound: bool) -> None:
-        current = torch.cuda.current_stream(self.space.device)
+        current = torch.accelerator.current_stream(self.space.device)
         for stream in self._streams:
             current.wait_stream(stream)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from weft.dtype import in_triton
 from weft.errors import Error, Unsupported
 from weft.fabric.proposal import Items, Proposal
 from weft.triton import interpreting
@@ -20,7 +21,7 @@ from weft.triton.jit import JitKernel
 from weft.triton.residency import Resources, programs_per_unit, unit_of
 from weft.triton.space import Space, SymmetricRegion, Visit
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+DTYPES = tuple(in_triton())
 """The dtypes of kernels. All of them sum in float32 and round once."""
 
 BAD_INDEX = 2  # weft.triton.language.BAD_INDEX
@@ -122,6 +123,7 @@ class Calls:
         error: Error | None = None
         arguments: dict[str, Any] = {}
         try:
+            _refuse_capture(self.space.device)
             arguments = prepare()
         except Error as refusal:
             error = refusal
@@ -153,7 +155,7 @@ class Calls:
                 self.kernel.interpreted[(grid,)](**arguments, spins=FOREVER)
             self._check(visit)
             return
-        spins = min(int(self.space.deadline / SECONDS_PER_SPIN), FOREVER)
+        spins = int(min(self.space.deadline / SECONDS_PER_SPIN, FOREVER))
         bound = {**arguments, "spins": spins}
         if self._grid is None:
             fits = self._resident(bound, options)
@@ -189,6 +191,18 @@ class Calls:
             )
         raise visit.failure(
             self.operation, f"rank {rank} to send {self.phases[phase]} ({seen} of {target} there)"
+        )
+
+
+def _refuse_capture(device: torch.device) -> None:
+    """A kernel waits for counters to reach the number of its call. A graph would keep that number,
+    and its replays would not wait at all."""
+    if device.type == "cpu":
+        return
+    if torch.get_device_module(device).is_current_stream_capturing():
+        raise Unsupported(
+            "weft's Triton kernels cannot be captured into a graph, because they wait for the "
+            "number of a call; call them outside of the capture"
         )
 
 

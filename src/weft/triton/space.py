@@ -283,17 +283,19 @@ class PointersVisit:
 
 
 class SymmetricMemory(Pointers):
-    """torch's symmetric memory on CUDA or ROCm, with the functions of its handle."""
+    """torch's symmetric memory of a device, with the functions of its handle. The memory may begin
+    inside of an allocation, at `handle.offset`, which is the same on all ranks."""
 
     def __init__(
         self, memory: torch.Tensor, handle: Any, rank: int, exchange: Exchange, deadline: float
     ) -> None:
-        super().__init__(memory, list(handle.buffer_ptrs), rank, exchange, deadline)
+        bases = [base + handle.offset for base in handle.buffer_ptrs]
+        super().__init__(memory, bases, rank, exchange, deadline)
         self.handle = handle
 
     def peer_tensor(self, tensor: torch.Tensor, rank: int) -> torch.Tensor:
         """The same tensor of another rank."""
-        offset = tensor.data_ptr() - self.memory.data_ptr()
+        offset = self.handle.offset + tensor.data_ptr() - self.memory.data_ptr()
         shape, dtype = tuple(tensor.shape), tensor.dtype
         found: torch.Tensor = self.handle.get_buffer(rank, shape, dtype, offset // dtype.itemsize)
         return found
@@ -302,19 +304,21 @@ class SymmetricMemory(Pointers):
 def symmetric_memory(
     size: int, group: dist.ProcessGroup | None = None, deadline: float = 60.0
 ) -> SymmetricMemory:
-    """`size` bytes of torch's symmetric memory on the current CUDA or ROCm device, for the kernels
+    """`size` bytes of torch's symmetric memory on the current device (CUDA, ROCm), for the kernels
     of this group. All ranks call this together."""
-    if not torch.cuda.is_available():
+    if not torch.accelerator.is_available():
         raise Unsupported("torch's symmetric memory needs a GPU; use weft.triton.Host without one")
     import torch.distributed._symmetric_memory as symm_mem
 
     group = group if group is not None else dist.group.WORLD
     assert group is not None
-    device = torch.device("cuda", torch.cuda.current_device())
+    kind = torch.accelerator.current_accelerator()
+    assert kind is not None
+    device = torch.device(kind.type, torch.accelerator.current_device_index())
     memory = symm_mem.empty(size, dtype=torch.uint8, device=device)
     handle = symm_mem.rendezvous(memory, group)
     memory.zero_()
-    torch.cuda.synchronize(device)
+    torch.accelerator.synchronize(device)
 
     def exchange(text: str) -> list[str]:
         texts: list[Any] = [None] * dist.get_world_size(group)

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 
 import torch
 
+from weft.dtype import kernel_numbers
 from weft.errors import Unsupported
 from weft.fabric import _native
 
 POOLING = {"sum": 0, "mean": 1, "max": 2}
 """The numbers of modes in native code."""
 
-TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3}
-"""The numbers of dtypes in native code."""
+_TYPES = kernel_numbers()
 
 
 class Bags:
@@ -40,7 +40,7 @@ class Bags:
             rows, dim = table.shape
             self.native.add(
                 table.data_ptr(),
-                TYPES[table.dtype],
+                _TYPES[table.dtype],
                 rows,
                 dim,
                 column,
@@ -52,7 +52,7 @@ class Bags:
                 offset.shape[0],
                 0 if weight is None else weight.data_ptr(),
                 POOLING[mode],
-                TYPES[out],
+                _TYPES[out],
             )
             column += dim
 

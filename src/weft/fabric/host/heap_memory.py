@@ -14,6 +14,13 @@ from weft.fabric.host.peer_output import PeerOutputs
 from weft.fabric.interface import PeerOutput
 from weft.fabric.reach import SharedBlock
 
+_MOST = 2**63
+"""More than any heap holds, and not too large a number for native code."""
+
+
+_GRAIN = 1 << 16
+_ROOMY = 1 << 26
+
 
 class HeapMemory:
     """The memory of one rank that the members of its machine can reach."""
@@ -34,9 +41,9 @@ class HeapMemory:
         return self._heap.allocated
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        count = math.prod(shape)
-        if any(size < 0 for size in shape):
+        if not all(isinstance(size, int) and size >= 0 for size in shape):
             raise Unsupported(f"a tensor cannot have the shape {list(shape)}")
+        count = math.prod(shape)
         block = self.allocate(max(count, 1) * dtype.itemsize)
         return torch.from_numpy(block.array()).view(dtype)[:count].view(tuple(shape))
 
@@ -67,7 +74,7 @@ class HeapMemory:
         stage = self._stage[turn]
         if stage is None or stage.size < size:
             self._stage[turn] = None
-            stage = self._stage[turn] = self.allocate(max(size, 1))
+            stage = self._stage[turn] = self.allocate(_roomy(size))
         self._heap.stage(stage, pointer, size)
         return stage.offset, False
 
@@ -78,8 +85,9 @@ class HeapMemory:
         found = self._shared.get(key)
         if found is None or found.size < size:
             self._shared.pop(key, None)
-            block = self.allocate(max(size, 1))
-            memory = torch.from_numpy(block.array())
+            block = self.allocate(_roomy(size))
+            with torch.inference_mode(False):  # later calls may be outside of it
+                memory = torch.from_numpy(block.array())
             found = self._shared[key] = SharedBlock(
                 block.offset, memory, memory.data_ptr(), memory.numel()
             )
@@ -88,12 +96,13 @@ class HeapMemory:
     def private(self, size: int) -> torch.Tensor:
         """Private memory for one call at a time. It is kept between calls."""
         if self._workspace.numel() < size:
-            self._workspace = torch.empty(size, dtype=torch.uint8)
+            with torch.inference_mode(False):  # later calls may be outside of it
+                self._workspace = torch.empty(size, dtype=torch.uint8)
         return self._workspace
 
     def allocate(self, size: int) -> _native.Block:
         try:
-            return self._heap.allocate(size)
+            return self._heap.allocate(min(size, _MOST))
         except MemoryError:
             raise Unsupported(
                 f"the symmetric heap cannot hold {size / 2**20:.0f} MiB more; "
@@ -105,3 +114,9 @@ class HeapMemory:
         self._stage = [None, None]
         self._shared.clear()
         self.outputs.clear()
+
+
+def _roomy(size: int) -> int:
+    """The size of memory that is kept between calls, with room for calls that are a little larger:
+    batches and sequences grow step by step. Pages take memory only when touched."""
+    return max(_GRAIN, 1 << (size - 1).bit_length()) if size <= _ROOMY else size

@@ -14,7 +14,8 @@ import torch
 from weft.fabric import _native
 from weft.fabric.interface import Disagree
 from weft.fabric.outcomes import AGAIN, CANCELLED, DISAGREE, OK, Outcome
-from weft.plan.tasks import AnyTask, Matmul, Plan, Region, Tiles
+from weft.fabric.spans import span_of
+from weft.plan.tasks import AnyTask, Region
 from weft.timeline import COMPUTE, Span, Timeline
 
 if TYPE_CHECKING:
@@ -91,12 +92,16 @@ class ProcessFlight:
         """Waits until every rank has entered, with the headers that the plan was made for."""
         if self._agreed:
             return
+        native, call, deadline = self._native, self._call, self._deadline
         signatures = self._program.signatures
-        outcome = self._fabric.wait(
-            lambda: self._native.agree(self._call, signatures, self._deadline),
-            self._program.label,
-            "all ranks to enter the call",
-        )
+        outcome = native.agree(call, signatures, deadline)
+        if outcome[0] != OK:
+            outcome = self._fabric.wait(
+                lambda: native.agree(call, signatures, deadline),
+                self._program.label,
+                "all ranks to enter the call",
+                outcome,
+            )
         if outcome[0] == DISAGREE:
             self._quiesce()
             raise Disagree
@@ -287,12 +292,3 @@ class StoringFlight(ProcessFlight):
             until, task = self._under_way.pop(0)
             self._hold(until, f"{task.label!r} to come through the link")
             super().after(task)
-
-
-def span_of(plan: Plan, task: AnyTask, rank: int, lane: str, start: int, end: int) -> Span:
-    """The span of a task; start and end are in nanoseconds."""
-    flops = task.num_flops if isinstance(task, Tiles) else 0
-    if isinstance(task, Matmul):
-        flops = 2 * task.c.num_elements * task.inner
-    moved = sum(plan.num_bytes(r) for r in task.reads()) if not flops else 0
-    return Span(rank, lane, task.label, task.kind, start / 1e9, end / 1e9, moved, flops)

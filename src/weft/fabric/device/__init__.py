@@ -1,0 +1,1 @@
+"""The device fabric: plans as stream programs, chunks by copy engines, signals as words."""

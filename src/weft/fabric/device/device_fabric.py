@@ -1,0 +1,448 @@
+"""The fabric of tensors on a device: plans become programs of streams.
+
+It stands beside the host fabric of the same group, which introduces the ranks to each other and
+notices a rank that dies. Headers are on boards in host memory, data and words in symmetric memory
+of the device. A known call is enqueued at once; `watch.py` looks after it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from weft.errors import Error, Mismatch, PeerLost, Timeout, Unsupported
+from weft.fabric.device.board import Board, Header, differing
+from weft.fabric.device.driver import AT_LEAST, Driver, driver_of
+from weft.fabric.device.program import MAX_WORDS, DeviceProgram
+from weft.fabric.device.rates import measured
+from weft.fabric.device.symmetric import Slab, SymmetricMemory
+from weft.fabric.device.watch import Watchdog
+from weft.fabric.interface import NOTHING_EXPOSED, Capabilities, Exposed, Program
+from weft.fabric.link import Link
+from weft.fabric.outcomes import AGAIN, OK, PEER_FAILED, PEER_LEFT, TIMEOUT, Outcome, peer_error
+from weft.fabric.processes import ProcessFabric, over
+from weft.fabric.proposal import Proposal, check_same
+from weft.fabric.rendezvous import listed
+from weft.plan.planned import Rates, planned
+from weft.plan.tasks import Plan, Plannable
+from weft.schedule import Schedule
+from weft.strategy import Strategy
+
+_WORD = 4
+_TURNS = 2
+_LOOK = 0.002
+"""Seconds between two looks at the boards, while the host waits for headers."""
+
+
+class DeviceFabric:
+    """Implements `weft.fabric.Fabric` for the tensors of one kind of device."""
+
+    def __init__(self, group: dist.ProcessGroup, device: torch.device, host: ProcessFabric) -> None:
+        if host.can.two_level:
+            raise Unsupported(
+                f"the ranks of this group are on several machines, and {device.type} tensors are "
+                "exchanged on one machine only; use a group of the ranks of one machine"
+            )
+        index = torch.accelerator.current_device_index()
+        self.device = torch.device(device.type, index)
+        self.driver: Driver = driver_of(device)
+        self.host = host
+        self.group_ref = host.group_ref
+        self.pid = os.getpid()
+        self.rank, self.world = host.rank, host.world
+        self.peers = [rank for rank in range(self.world) if rank != self.rank]
+        self.link = Link()
+        self.lock = threading.RLock()
+        self.number = 0
+        self.broken: Error | None = None
+        self.pending: Error | None = None
+        """The error of a call that has ended. The next call takes part, and then raises it."""
+        self.closed = False
+        self.last_end: tuple[torch.Stream, torch.Event] | None = None
+        self.trusting = agrees_once()
+        self.can = Capabilities(self.driver.name, direct=True, capture=True)
+        self.memory = SymmetricMemory(lambda: self.group, self.device)
+        self._callbacks: list[Callable[[], Any]] = []
+        self._lanes: dict[tuple[int, bool], torch.Stream] = {}
+        self.board = Board(host)
+        self._words = self._open_words()
+        self.rates = self._agreed_rates()
+        self.watchdog = Watchdog(self)
+        atexit.register(self.close)  # before the device is shut down, and before the host fabric
+
+    def _open_words(self) -> Slab:
+        """The words of every rank: for eager and for captured calls, those of meetings first."""
+        size = 2 * (_TURNS * self.world + MAX_WORDS) * _WORD
+        return Slab(self.group, self.device, size, zeroed=True)
+
+    def _agreed_rates(self) -> Rates:
+        """Rank 0 measures its device for all ranks, which must decide alike."""
+        found = measured(self.device) if self.rank == 0 else None
+        items = () if found is None else (("rates", tuple(found)),)
+        own = self._meet("the rates of a device", items)[0]
+        return Rates(*dict(own)["rates"])
+
+    def _meet(self, what: str, own: tuple[tuple[str, Any], ...]) -> list[Any]:
+        with self.host.call(Proposal(what, own=own).checked()) as call:
+            return [proposal.own for proposal in call.proposals()]
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        return self.host.group
+
+    @property
+    def deadline(self) -> float:
+        """That of the host fabric: a group has one deadline."""
+        return self.host.deadline
+
+    @deadline.setter
+    def deadline(self, seconds: float) -> None:
+        self.host.deadline = seconds
+
+    # -- places ------------------------------------------------------------------------------------
+
+    def meeting_word(self, owner: int, peer: int, captured: bool = False, turn: int = 0) -> int:
+        """The address of the word in the memory of `owner` that `peer` posts when it enters a
+        call. A captured call has two."""
+        return self._word(owner, captured, turn * self.world + peer)
+
+    def word(self, owner: int, number: int, captured: bool) -> int:
+        """The address of a word of a program in the memory of `owner`."""
+        return self._word(owner, captured, _TURNS * self.world + number)
+
+    def _word(self, owner: int, captured: bool, number: int) -> int:
+        place = captured * (_TURNS * self.world + MAX_WORDS) + number
+        return self._words.pointer(owner, place * _WORD)
+
+    def captured_words(self, num_words: int) -> list[int]:
+        """The own words of captured calls: those of meetings, and the first of programs."""
+        return [
+            self._word(self.rank, True, number) for number in range(_TURNS * self.world + num_words)
+        ]
+
+    def lane(self, number: int, captured: bool) -> torch.Stream:
+        """The stream of an engine lane. A graph has streams of its own."""
+        key = (number, captured)
+        if key not in self._lanes:
+            self._lanes[key] = torch.Stream(self.device)
+        return self._lanes[key]
+
+    def clock(self, event: torch.Event) -> int:
+        """The moment of an event that has passed, in nanoseconds of the host's clock."""
+        now = torch.Event(self.device, enable_timing=True)
+        now.record(torch.accelerator.current_stream(self.device))
+        now.synchronize()
+        return time.monotonic_ns() - int(event.elapsed_time(now) * 1e6)
+
+    # -- plans -------------------------------------------------------------------------------------
+
+    def slots(self, exposed: Exposed) -> list[str]:
+        return list(exposed.inputs)
+
+    def lower(self, operation: Plannable, schedule: Schedule | Strategy) -> Plan:
+        if isinstance(schedule, Schedule) and schedule.fusion == "kernel":
+            raise Unsupported(
+                f"{schedule} needs a kernel that stores into the memory of peers, and operators "
+                f"on {self.device.type} have none; use adaptive, or the kernels of weft.triton"
+            )
+        return planned(operation.lower(schedule), self.rates)
+
+    def prepare(self, plan: Plan, slots: Sequence[str], signatures: Sequence[int]) -> DeviceProgram:
+        return DeviceProgram(plan, self, signatures, len(set(signatures)) == 1)
+
+    def channels(self) -> tuple[Any, Any]:
+        raise Unsupported(f"the native collectives take CPU tensors, not {self.device.type}")
+
+    def set_link(self, link: Link) -> None:
+        pace = getattr(self.driver, "pace", None)
+        if pace is None:
+            raise Unsupported(f"the links of {self.device.type} have their own speed")
+        if link.topology != "mesh" or link.latency:
+            raise Unsupported(f"links of {self.device.type} have a rate only, and are a mesh")
+        pace(link.bandwidth or 0.0)
+        self.link = link
+        if link.bandwidth:
+            self.rates = self.rates._replace(link=link.bandwidth)
+
+    # -- calls -------------------------------------------------------------------------------------
+
+    def call(
+        self,
+        proposal: Proposal,
+        exposed: Exposed = NOTHING_EXPOSED,
+        expected: Program | None = None,
+        entered: bool = False,
+    ) -> DeviceCall:
+        return DeviceCall(self, proposal, expected)
+
+    def refuse(self, operation: str, error: Exception) -> None:
+        with self.lock:
+            if self.world == 1 or self.broken is not None:
+                return
+            with self.call(Proposal.of_error(operation, error)) as call:
+                call.headers()
+
+    def next_call(self) -> int:
+        if self.broken is not None:
+            raise over(self.broken, self.number)
+        self.number += 1
+        until = time.monotonic() + self.deadline
+        while not self.board.has_room(self.number):
+            self.wait_a_moment(until, "its peers to catch up", "a call")
+        return self.number
+
+    def wait_a_moment(self, until: float, waiting_for: str, doing: str) -> None:
+        """One step of a wait of the host; raises if it cannot succeed any more."""
+        outcome = self.peer_state()
+        if outcome[0] != OK:
+            raise self.failure(outcome, doing, waiting_for)
+        if time.monotonic() > until:
+            raise self.failure((TIMEOUT, -1), doing, waiting_for)
+        time.sleep(_LOOK / 20)
+
+    # -- faults ------------------------------------------------------------------------------------
+
+    def peer_state(self) -> Outcome:
+        """The outcome if a peer was lost or gave up, otherwise OK."""
+        failed = self.board.failed()
+        if failed is not None:
+            return (PEER_FAILED, failed[0])
+        if self.world == 1:
+            return (OK, -1)
+        # With a deadline in the past this does not wait: it only returns the state of the peers.
+        outcome = self.host.native.wait_released(self.host.number + 1, 0)
+        if outcome[0] == PEER_LEFT and self.board.ended(outcome[1]) >= self.watchdog.last:
+            return (OK, -1)  # it left after the last call, as ranks do
+        return (OK, -1) if outcome[0] in (OK, AGAIN, TIMEOUT) else outcome
+
+    def failure(self, outcome: Outcome, doing: str, waiting_for: str) -> Error:
+        where = f"in call {self.number} ({doing}) on {self.device.type}"
+        error: Error | None = peer_error(outcome, self.rank, where)
+        if error is None:
+            late = self.board.missing(self.number)
+            if late:
+                waiting_for = f"{listed(late)} to enter the call"
+            error = Timeout(
+                f"rank {self.rank} waited {self.deadline:g} s {where} for {waiting_for}; "
+                "see what that rank is doing, or allow more with weft.configure(deadline=...)"
+            )
+        self.give_up(error)
+        return error
+
+    def give_up(self, error: Error) -> None:
+        if self.broken is None:
+            self.broken = error
+            self.board.fail(max(1, self.number))
+            self.watchdog.release_all()
+
+    def check(self, synchronize: bool) -> None:
+        """Raises the error of a call that has ended."""
+        if synchronize:
+            torch.accelerator.synchronize(self.device)
+            self.watchdog.look()
+        if self.broken is not None:
+            raise over(self.broken, self.number)
+        error, self.pending = self.pending, None
+        if error is not None:
+            raise error
+
+    # -- the end -----------------------------------------------------------------------------------
+
+    def _leave(self) -> None:
+        """Waits until no peer reads this rank's memory any more."""
+        if self.broken is not None or self.world == 1:
+            return
+        until = time.monotonic() + self.deadline
+        self.watchdog.finish()
+        while any(self.board.ended(peer) < self.watchdog.last for peer in self.peers):
+            if self.peer_state()[0] != OK or time.monotonic() > until:
+                return
+            time.sleep(_LOOK)
+
+    def on_close(self, callback: Callable[[], Any]) -> None:
+        self._callbacks.append(callback)
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        if self.pid == os.getpid():
+            self._leave()
+            self.watchdog.stop()
+            atexit.unregister(self.close)
+        self.broken = self.broken or Error("the group was closed")
+        for callback in self._callbacks:
+            callback()
+        self._callbacks.clear()
+        self.memory.clear()
+
+
+class DeviceCall:
+    """A call under way on this rank. Made by `fabric.call`, as a context."""
+
+    def __init__(self, fabric: DeviceFabric, proposal: Proposal, expected: Program | None) -> None:
+        self.fabric = fabric
+        self.label = proposal.operation
+        self.number = 0
+        self.known = False
+        """Whether the call is enqueued without waiting for the headers of peers."""
+        self.captured = False
+        self._proposal = proposal
+        self._expected = expected
+        self._entered = self._enqueued = False
+
+    def __enter__(self) -> DeviceCall:
+        fabric = self.fabric
+        fabric.lock.acquire()
+        try:
+            self.stream = torch.accelerator.current_stream(fabric.device)
+            self.captured = fabric.driver.capturing(self.stream)
+            self.number = fabric.next_call()
+            expected, proposal = self._expected, self._proposal
+            if self.captured:
+                if not isinstance(expected, DeviceProgram) and not proposal.error:
+                    error = Unsupported(
+                        f"{proposal.operation} was not called with these sizes before; call it "
+                        "once before you capture it, so that its plan and memory exist"
+                    )
+                    fabric.board.post(self.number, Proposal.of_error(self.label, error), False)
+                    self.headers()
+                    raise error
+                proposal = Proposal(
+                    f"a capture of {proposal.operation}", proposal.same, proposal.own
+                )
+            elif isinstance(expected, DeviceProgram) and expected.optimistic and fabric.trusting:
+                self.known = self._may_be_known(expected)
+            fabric.board.post(self.number, proposal, self.known)
+        except BaseException:
+            fabric.lock.release()
+            raise
+        return self
+
+    def _may_be_known(self, expected: DeviceProgram) -> bool:
+        """Whether no peer has posted anything else than expected so far."""
+        board = self.fabric.board
+        found = (board.signature(self.number, peer) for peer in self.fabric.peers)
+        wanted = (expected.signatures[peer] for peer in self.fabric.peers)
+        return all(one is None or one == other for one, other in zip(found, wanted, strict=True))
+
+    # -- agreement ---------------------------------------------------------------------------------
+
+    def headers(self) -> list[Header]:
+        """The headers of all ranks; the host waits for them."""
+        fabric = self.fabric
+        until = time.monotonic() + fabric.deadline
+        while fabric.board.missing(self.number):
+            fabric.wait_a_moment(until, "all ranks to enter the call", self.label)
+        found = fabric.board.headers(self.number)
+        fabric.board.seen(self.number)
+        return found
+
+    def differs(self, signatures: Sequence[int]) -> bool:
+        """Whether the headers of the ranks are others than a program was made for."""
+        if self.captured:
+            self.proposals()
+            return False
+        return differing(self.headers(), signatures)
+
+    def proposals(self) -> list[Proposal]:
+        headers = self.headers()
+        found = [header.proposal() for header in headers]
+        check_same(found, self.number)
+        ahead = [rank for rank, header in enumerate(headers) if header.known]
+        if ahead:
+            raise Mismatch(
+                f"{listed(ahead)} repeated the last sizes in call {self.number} of {self.label}, "
+                f"but rank {self.fabric.rank} has others; set WEFT_AGREE=each if the sizes of "
+                "single ranks change between calls"
+            )
+        return found
+
+    def addresses(self, slot: int) -> list[int]:
+        raise AssertionError("calls on a device need no addresses")
+
+    def peer_failure(self) -> Outcome | None:
+        outcome = self.fabric.peer_state()
+        return outcome if outcome[0] != OK else None
+
+    # -- on the device -----------------------------------------------------------------------------
+
+    def follow(self) -> None:
+        """Enqueues a wait for the end of the last call, if that is on another stream: the calls of
+        a group run one after the other."""
+        last = self.fabric.last_end
+        if not self.captured and last is not None and last[0] != self.stream:
+            self.stream.wait_event(last[1])
+
+    def enter(self) -> None:
+        """Enqueues this rank's entry into the call, which peers wait for."""
+        fabric = self.fabric
+        self._entered = True
+        for peer in fabric.peers:
+            word = fabric.meeting_word(peer, fabric.rank)
+            fabric.driver.post(word, self.number, self.stream)
+        self.began = self.stream.record_event()
+
+    def issued(self, program: DeviceProgram) -> None:
+        """The whole call is enqueued."""
+        self._enqueued = True
+        if self.captured:
+            self.fabric.watchdog.add_graph(program)
+        else:
+            self._end(program)
+
+    def _end(self, program: DeviceProgram | None) -> None:
+        ended = self.stream.record_event()
+        self.fabric.last_end = (self.stream, ended)
+        self.fabric.watchdog.add(self, program, ended)
+
+    def _pass(self) -> None:
+        """Takes part in a call that was refused, so that the order of calls on the device stays
+        what it is: every rank enters every call, and waits for the entry of all others."""
+        fabric = self.fabric
+        if self.captured or fabric.broken is not None:
+            return
+        if not self._entered:
+            self.follow()
+            self.enter()
+        for peer in fabric.peers:
+            word = fabric.meeting_word(fabric.rank, peer)
+            fabric.driver.wait(word, self.number, self.stream, AT_LEAST)
+        self._end(None)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        fabric = self.fabric
+        try:
+            if self._enqueued:
+                pending, fabric.pending = fabric.pending, None
+                if error is None and pending is not None:
+                    raise pending
+            elif error is None or (isinstance(error, Error) and not self._entered):
+                self._pass()
+            elif fabric.broken is None:
+                # Part of the call may be enqueued, and peers would wait for the rest.
+                reason = f"rank {fabric.rank} failed in call {self.number}: {error}"
+                fabric.give_up(PeerLost(reason, fabric.rank))
+        finally:
+            fabric.lock.release()
+
+
+def agrees_once() -> bool:
+    """Whether the host compares the headers of a call only the first time (WEFT_AGREE)."""
+    asked = os.environ.get("WEFT_AGREE", "once")
+    if asked not in ("once", "each"):
+        raise Unsupported(f"WEFT_AGREE must be once or each, not {asked!r}")
+    return asked == "once"

@@ -1,0 +1,206 @@
+"""Point 7: every operator, schedule and dtype against plain torch, exactly; then capture, a late
+peer, and a peer that never comes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import weft
+from weft import fabric
+from weft.errors import Error, Unsupported
+from weft.measure.gpu.finding import Check, State
+
+SCHEDULES = (
+    "serial",
+    "shard-p2p",
+    "uniform-fused-1d",
+    "hetero-fused-1d",
+    "hetero-unfused-1d",
+    "uniform-fused-2d",
+    "adaptive",
+)
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+ROWS, COLUMNS, INNER = 24, 20, 16
+"""Of every rank."""
+
+
+def numbers(seed: int, *shape: int) -> torch.Tensor:
+    """Small whole numbers, whose products and sums are exact in every dtype."""
+    return torch.randint(-2, 3, shape, generator=torch.Generator().manual_seed(seed)).double()
+
+
+Case = Callable[[torch.device, torch.dtype, str], bool]
+
+
+def _all_gather_matmul(device: torch.device, dtype: torch.dtype, schedule: str) -> bool:
+    rank, world = dist.get_rank(), dist.get_world_size()
+    x, w = numbers(1, world * ROWS, INNER), numbers(2 + rank, INNER, COLUMNS)
+    y = weft.all_gather_matmul(
+        _there(x.tensor_split(world)[rank], device, dtype),
+        _there(w, device, dtype),
+        schedule=schedule,
+    )
+    return _equal(y, x @ w, dtype)
+
+
+def _matmul_reduce_scatter(device: torch.device, dtype: torch.dtype, schedule: str) -> bool:
+    rank, world = dist.get_rank(), dist.get_world_size()
+    xs = [numbers(10 + r, world * ROWS, INNER) for r in range(world)]
+    ws = [numbers(30 + r, INNER, COLUMNS) for r in range(world)]
+    y = weft.matmul_reduce_scatter(
+        _there(xs[rank], device, dtype), _there(ws[rank], device, dtype), schedule=schedule
+    )
+    total = torch.stack([x @ w for x, w in zip(xs, ws, strict=True)]).sum(0)
+    return _equal(y, total.tensor_split(world)[rank], dtype)
+
+
+def _matmul_all_reduce(device: torch.device, dtype: torch.dtype, schedule: str) -> bool:
+    rank, world = dist.get_rank(), dist.get_world_size()
+    xs = [numbers(10 + r, ROWS, INNER) for r in range(world)]
+    ws = [numbers(30 + r, INNER, COLUMNS) for r in range(world)]
+    y = weft.matmul_all_reduce(
+        _there(xs[rank], device, dtype), _there(ws[rank], device, dtype), schedule=schedule
+    )
+    return _equal(y, torch.stack([x @ w for x, w in zip(xs, ws, strict=True)]).sum(0), dtype)
+
+
+def _backward(device: torch.device, dtype: torch.dtype, schedule: str) -> bool:
+    rank, world = dist.get_rank(), dist.get_world_size()
+    x, w = numbers(1, world * ROWS, INNER), numbers(2, INNER, COLUMNS)
+    shard = _there(x.tensor_split(world)[rank], device, dtype).requires_grad_()
+    weight = _there(w, device, dtype).requires_grad_()
+    y = weft.all_gather_matmul(shard, weight, schedule=schedule)
+    dy = numbers(3 + rank, world * ROWS, COLUMNS)
+    y.backward(_there(dy, device, dtype))
+    grads = [numbers(3 + r, world * ROWS, COLUMNS) @ w.t() for r in range(world)]
+    dx = torch.stack(grads).sum(0).tensor_split(world)[rank]
+    assert shard.grad is not None
+    assert weight.grad is not None
+    return _equal(shard.grad, dx, dtype) and _equal(weight.grad, x.t() @ dy, dtype)
+
+
+CASES: dict[str, Case] = {
+    "all_gather_matmul": _all_gather_matmul,
+    "matmul_reduce_scatter": _matmul_reduce_scatter,
+    "matmul_all_reduce": _matmul_all_reduce,
+    "backward of all_gather_matmul": _backward,
+}
+
+
+def exact(device: torch.device) -> Iterator[Check]:
+    """Every case with every schedule and dtype. A schedule that refuses with a reason is no
+    mistake; a wrong number is."""
+    for name, case in CASES.items():
+        right, wrong, refused = 0, [], {}
+        for schedule in SCHEDULES:
+            for dtype in DTYPES:
+                try:
+                    good = case(device, dtype, schedule)
+                except Unsupported as error:
+                    refused[schedule] = str(error)
+                    continue
+                right += good
+                if not good:
+                    wrong.append(f"{schedule} {str(dtype).removeprefix('torch.')}")
+        state: State = "not" if wrong else "ok" if right else "unknown"
+        found = f"{right} exact"
+        if refused:
+            found += f", {len(refused)} schedules refused"
+        remedy = f"wrong: {', '.join(wrong)}; report it" if wrong else ""
+        if not right and not wrong:
+            remedy = next(iter(refused.values()))
+        yield Check(7, name, state, found, remedy)
+
+
+def captured(device: torch.device, replays: int = 3) -> Check:
+    """A call in a graph, replayed with other numbers."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    what = f"capture, {replays} replays"
+    if not fabric.of(None, device).can.capture:
+        return Check(7, what, "unknown", "refused", "this fabric cannot be captured")
+    w = numbers(2, INNER, COLUMNS)
+    shard = torch.zeros(ROWS, INNER, device=device)
+    weight = _there(w, device, torch.float32)
+    weft.all_gather_matmul(shard, weight, schedule="adaptive")  # plans and memory are made here
+    torch.accelerator.synchronize()
+    dist.barrier()
+    graph: Any = torch.accelerator.Graph()
+    with torch.Stream(device):
+        graph.capture_begin()
+        y = weft.all_gather_matmul(shard, weight, schedule="adaptive")
+        graph.capture_end()
+    good = True
+    for number in range(replays):
+        x = numbers(50 + number, world * ROWS, INNER)
+        shard.copy_(x.tensor_split(world)[rank].float())
+        graph.replay()
+        good &= _equal(y, x @ w, torch.float32)
+    return Check(7, what, "ok" if good else "not", "exact" if good else "wrong")
+
+
+def late(device: torch.device, seconds: float = 0.3) -> Check:
+    """The last rank comes late; the result must not depend on it."""
+    if dist.get_rank() == dist.get_world_size() - 1:
+        time.sleep(seconds)
+    good = _all_gather_matmul(device, torch.float32, "adaptive")
+    return Check(7, "a late peer", "ok" if good else "not", "exact" if good else "wrong")
+
+
+def absent(device: torch.device, seconds: float = 3.0) -> Check:
+    """The last rank never comes: the others raise in time, and their process goes on."""
+    world = dist.get_world_size()
+    group = dist.new_group(timeout=timedelta(seconds=seconds))
+    rank, what = dist.get_rank(), "a peer that never comes"
+    if world == 1:
+        return Check(7, what, "unknown", "needs two ranks")
+    x, w = torch.ones(ROWS, INNER, device=device), torch.ones(INNER, COLUMNS, device=device)
+    weft.all_gather_matmul(x, w, group=group)
+    torch.accelerator.synchronize()
+    begun = time.monotonic()
+    if rank == world - 1:
+        # Longer than all of the others' deadlines, so that this rank cannot help them.
+        time.sleep(2.5 * seconds)
+        return Check(7, what, "ok", "was the one")
+    said = ""
+    try:
+        weft.all_gather_matmul(x, w, group=group)
+        torch.accelerator.synchronize()
+        getattr(weft, "check", lambda: None)()
+        weft.all_gather_matmul(x, w, group=group)
+    except Error as error:
+        said = type(error).__name__
+    took = time.monotonic() - begun
+    alive = float((x @ w).sum().item()) == ROWS * INNER * COLUMNS
+    good = bool(said) and alive and took < 2.4 * seconds
+    found = (
+        f"{said or 'no error'} after {took:.1f} s, the device goes on" if alive else "it is lost"
+    )
+    return Check(7, what, "ok" if good else "not", found, "" if good else "report it")
+
+
+def kernels(device: torch.device) -> Iterator[Check]:
+    """The Triton kernels against plain torch."""
+    from weft.triton import symmetric_memory
+    from weft.triton.checks import CHECKS, KernelCase
+
+    space = symmetric_memory(64 << 20)
+    for name, run in CHECKS.items():
+        good = all(run(space, KernelCase(dtype)) for dtype in DTYPES)
+        found = "exact" if good else "wrong"
+        yield Check(
+            7, f"triton {name}", "ok" if good else "not", found, "" if good else "report it"
+        )
+
+
+def _there(tensor: torch.Tensor, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    return tensor.to(dtype).to(device)
+
+
+def _equal(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> bool:
+    return torch.equal(found.detach().cpu(), expected.to(dtype))

@@ -1,0 +1,99 @@
+"""Shared by the float8 operators: checks of operands, scales and results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from weft.errors import Unsupported
+from weft.run.call import check_tensor
+from weft.run.scaled import EIGHT_BITS
+
+RESULTS = (torch.bfloat16, torch.float16, torch.float32)
+_NUMBERS = {5: torch.float16, 6: torch.float32, 15: torch.bfloat16}
+"""torch hands a list of dtypes to a kernel as a list of these numbers (c10::ScalarType)."""
+
+
+def check_eight(
+    x_name: str, x: torch.Tensor, weights: Sequence[torch.Tensor], results: Sequence[torch.dtype]
+) -> str:
+    """The name of the dtype of x. Raises unless x [..., K] and every w [K, N] are float8 and can be
+    multiplied into these results."""
+    check_tensor(x_name, x, (2, 3, 4))
+    for i, weight in enumerate(weights):
+        name = "w" if len(weights) == 1 else f"w[{i}]"
+        check_tensor(name, weight, (2,))
+        for what, tensor in ((x_name, x), (name, weight)):
+            if tensor.dtype not in EIGHT_BITS:
+                raise Unsupported(
+                    f"{what} is {tensor.dtype}; scaled products take torch.float8_e4m3fn or "
+                    "torch.float8_e5m2"
+                )
+        if weight.shape[0] != x.shape[-1]:
+            raise Unsupported(
+                f"{name} has {weight.shape[0]} rows, but {x_name} has {x.shape[-1]} columns; "
+                "both are K and must be equal"
+            )
+    for result in results:
+        if result not in RESULTS:
+            raise Unsupported(
+                f"out_dtype must be torch.bfloat16, torch.float16 or torch.float32, not {result}"
+            )
+    return EIGHT_BITS[x.dtype]
+
+
+def result_dtypes(given: Sequence[Any]) -> list[torch.dtype]:
+    """The dtypes of results: bfloat16 where none is given."""
+    return [torch.bfloat16 if one is None else _NUMBERS.get(one, one) for one in given]
+
+
+def decided_as(x: torch.Tensor) -> str:
+    """The dtype for which a schedule is chosen. A CPU multiplies float8 as float32. A device has
+    twice the rate of bfloat16 and half its bytes, so that what hides what is the same."""
+    return "float32" if x.is_cpu else "bfloat16"
+
+
+def check_result_scale(scale: object) -> None:
+    """torch scales float8 results only, which weft does not make."""
+    if scale is not None:
+        raise Unsupported(
+            "result_scale is for float8 results; leave it out, and convert the result"
+        )
+
+
+def x_scales(name: str, scale: torch.Tensor, x: torch.Tensor) -> torch.Tensor | None:
+    """The scale of every row of x as [..., 1], or None if there is one scale for all of x."""
+    _check_scale(name, scale)
+    if scale.numel() == 1:
+        return None
+    if tuple(scale.shape) != (*x.shape[:-1], 1):
+        raise Unsupported(
+            f"{name} must have one number, or one for each row of x: the shape "
+            f"{[*x.shape[:-1], 1]}, not {list(scale.shape)}"
+        )
+    return scale
+
+
+def w_scales(name: str, scale: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """The scale of every column of w as [1, columns], or [1, 1] if there is one for all."""
+    _check_scale(name, scale)
+    if scale.numel() == 1:
+        return scale.reshape(1, 1)
+    if tuple(scale.shape) != (1, w.shape[1]):
+        raise Unsupported(
+            f"{name} must have one number, or one for each column of w: the shape "
+            f"{[1, w.shape[1]]}, not {list(scale.shape)}"
+        )
+    return scale
+
+
+def check_bias(bias: torch.Tensor | None, columns: int) -> None:
+    if bias is not None and (bias.dim() != 1 or bias.shape[0] != columns):
+        raise Unsupported(f"bias must have the shape [{columns}], not {list(bias.shape)}")
+
+
+def _check_scale(name: str, scale: object) -> None:
+    if not isinstance(scale, torch.Tensor) or scale.dtype != torch.float32:
+        raise Unsupported(f"{name} must be a tensor of torch.float32")
