@@ -16,6 +16,7 @@ SMALL = {
     "moe": ["--tokens", "64", "--size", "16"],
     "fsdp2": ["--steps", "4", "--size", "32", "--layers", "2"],
     "decode": ["--tokens", "4", "--size", "32", "--layers", "1", "--int8"],
+    "recover": ["--steps", "8", "--fail-at", "6", "--size", "8"],
     "train": ["--steps", "4", "--size", "32", "--layers", "1", "--sequence", "16"],
     "dlrm": ["--steps", "3", "--batch", "32", "--rows", "50", "--dim", "8", "--tables", "4"],
 }
@@ -42,6 +43,39 @@ def test_transformer_under_torchrun():
     assert done.returncode == 0, done.stderr
     assert re.search(r"torch  loss .*\nweft   loss ", done.stdout)
     assert float(re.search(r"largest difference of a loss: (\S+)", done.stdout)[1]) <= 1e-5
+
+
+def recovered(output: str, world: int) -> None:
+    """That training went on after the kill, with the losses of one without it."""
+    found = re.search(r"(\d) ranks go on from step 4; .* (\S+) s after the kill", output)
+    assert found, output
+    assert int(found[1]) == world
+    assert float(re.search(r"nothing failed: (\S+)", output)[1]) <= 1e-5
+
+
+def test_survivors_go_on_in_process():
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / "recover.py"), *SMALL["recover"]],
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    assert done.returncode == 0, done.stderr
+    recovered(done.stdout, 2)
+    assert done.stdout.count("rank 1 died") == 2
+
+
+def test_all_ranks_start_again_under_torchrun(tmp_path):
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    kept = ["--checkpoint", str(tmp_path / "checkpoint")]
+    done = subprocess.run(
+        [*torchrun, "--max-restarts", "1", str(EXAMPLES / "recover.py"), *SMALL["recover"], *kept],
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    assert done.returncode == 0, done.stderr
+    recovered(done.stdout, 2)
 
 
 def test_moe(run):
