@@ -2,7 +2,7 @@
 
 from weft.nn.compiling import compile, overlap_pass
 from weft.nn.experts import ExpertParallel
-from weft.nn.fsdp import AllGather, gather_by_weft
+from weft.nn.fsdp import AllGather, ReduceScatter, gather_by_weft
 from weft.nn.report import Match, NearMiss, Report
 from weft.nn.styles import ColwiseParallel, ColwiseTogether, RowwiseParallel, SequenceParallel
 from weft.nn.symm_mem import SymmMemCompat, symm_mem_compat
@@ -14,6 +14,7 @@ __all__ = [
     "ExpertParallel",
     "Match",
     "NearMiss",
+    "ReduceScatter",
     "Report",
     "RowwiseParallel",
     "SequenceParallel",
