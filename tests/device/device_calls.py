@@ -188,9 +188,11 @@ class Captured:
         case = Case(self.name, 5, shape=SIZES, sizes=(7, 9), particular=self._particular())
         change = torch.Generator().manual_seed(100 * seed + dist.get_rank())
         case.example = case.example.map(
-            lambda t: t
-            if not t.is_floating_point()
-            else torch.randint(-2, 3, t.shape, generator=change).to(t.dtype)
+            lambda t: (
+                t
+                if not t.is_floating_point()
+                else torch.randint(-2, 3, t.shape, generator=change).to(t.dtype)
+            )
         )
         return case
 

@@ -320,4 +320,3 @@ def stalls(name, schedule, mutant, on_rank) -> bool:
     assert prepared.exact(result), (name, schedule, mutant)
     dist.barrier()
     return stands
-

@@ -6,7 +6,7 @@ import pytest
 from device_calls import lone_capture, replays, two_in_one_graph, unknown_capture
 from operators import OPERATORS
 
-SCHEDULES = {name: ("adaptive@dma", "uniform-fused-1d") for name in OPERATORS}
+SCHEDULES = dict.fromkeys(OPERATORS, ("adaptive@dma", "uniform-fused-1d"))
 SCHEDULES["embedding_all_to_all"] = ("serial@dma",)
 
 

@@ -1,5 +1,5 @@
-"""Peers that are late, die or disagree: the error comes at the next call or at `weft.check`, and the
-device stays usable."""
+"""Peers that are late, die or disagree: the error comes at the next call or at `weft.check`, and
+the device stays usable."""
 
 from __future__ import annotations
 

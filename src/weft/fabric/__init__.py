@@ -36,8 +36,9 @@ _openers: dict[str, dict[str, Opener]] = {}
 """Openers by type of device, then by the name of the kind; "" is the default kind."""
 _changing = threading.Lock()
 _opening: WeakKeyDictionary[dist.ProcessGroup, threading.RLock] = WeakKeyDictionary()
-"""A lock for each group, taken again by a fabric that stands beside the host fabric. Opening waits for the other ranks, whose threads may open another group
-first, so one lock for all groups could deadlock."""
+"""A lock for each group, taken again by a fabric that stands beside the host fabric. Opening waits
+for the other ranks, whose threads may open another group first, so one lock for all groups could
+deadlock."""
 
 
 def register(device: str, opener: Opener, kind: str = "") -> None:

@@ -47,7 +47,8 @@ def install() -> None:
             found = group
             if isinstance(group, str):
                 found = distributed_c10d._resolve_process_group(group)  # type: ignore[arg-type]
-            return _collective("symm_mem.rendezvous")(lambda *_, **__: plain(tensor, group))(group=found)
+            meet = _collective("symm_mem.rendezvous")(lambda *_, **__: plain(tensor, group))
+            return meet(group=found)
 
         rendezvous._loom = True  # type: ignore[attr-defined]
         symm_mem.rendezvous = rendezvous

@@ -209,7 +209,7 @@ class DeviceFlight:
         return self
 
     def cancel(self) -> None:
-        """Joins what was enqueued. The group is given up, so the waits of all ranks are released."""
+        """Joins what was enqueued. The group is given up, so all waits are released."""
         self._join(number for number in self._streams if number)
 
     def _join(self, lanes: Iterable[int]) -> None:

@@ -162,9 +162,9 @@ class Watchdog:
         try:
             check_same(proposals, call.number)
             raise Mismatch(
-                f"ranks disagree in call {call.number} of {call.label}: this rank repeated its last "
-                "sizes, and a peer has others; set WEFT_AGREE=each if the sizes of single ranks "
-                "change between calls"
+                f"ranks disagree in call {call.number} of {call.label}: this rank repeated its "
+                "last sizes, and a peer has others; set WEFT_AGREE=each if the sizes of single "
+                "ranks change between calls"
             )
         except Mismatch as error:
             fabric.pending = Mismatch(f"{error}; the result of that call is not valid")
