@@ -66,6 +66,17 @@ NB_MODULE(_native, m) {
   m.attr("MAX_COUNTERS") = kMaxCounters;
   m.attr("MAX_BLOB") = kMaxBlob;
   m.def("now_ns", &now_ns);
+  nb::list points;
+  for (const char* name : kPointNames) points.append(name);
+  m.attr("POINTS") = nb::tuple(points);
+  m.def(
+      "set_trap",  // for tests: see points.h
+      [](int point, int times, int signal) {
+        trap.left.store(times);
+        trap.signal.store(signal);
+        trap.point.store(point);
+      },
+      "point"_a, "times"_a, "signal"_a);
   m.def("create_heap", &Heap::create, "world"_a, "span"_a);
 
   nb::class_<Block>(m, "Block")
@@ -224,6 +235,7 @@ NB_MODULE(_native, m) {
            [](Fabric& f, uint64_t call, int counter, const std::vector<int>& rings) {
              Heap& heap = f.heap();
              const int64_t moment = now_ns();
+             come_to(Point::signal);
              heap.control(heap.rank()).counters[counter].set(call);
              for (int r : rings) heap.control(r).doorbell.add_one();
              return moment;
@@ -237,11 +249,7 @@ NB_MODULE(_native, m) {
           Unlocked())
       .def("done", [](Fabric& f, uint64_t call) { return result(f.done(call)); })
       .def("fail",
-           [](Fabric& f, uint64_t call) {
-             Heap& heap = f.heap();
-             heap.control(heap.rank()).failed.store(call);
-             for (int r = 0; r < heap.world(); ++r) heap.control(r).doorbell.add_one();
-           })
+           [](Fabric& f, uint64_t call, int why) { f.heap().fail(call, Why(why)); })
       .def("failed", [](Fabric& f, int rank) { return f.heap().control(rank).failed.load(); })
       .def(
           "wait_released",

@@ -189,20 +189,27 @@ std::vector<int> Channel::late(const Job& job) {
   return ranks;
 }
 
-// A peer that can no longer do its part, if any: one that died before one that only gave up.
+// A peer that can no longer do its part, if any; of several the cause of the others, as in
+// `Heap::check_peers`.
 Outcome Channel::check_peers(uint64_t number) {
   Outcome found;
+  int known = 0;
+  const auto keep = [&](int near, Code code, int rank) {
+    if (near > known) found = {code, rank};
+    known = std::max(known, near);
+  };
   Heap& heap = fabric_.heap();
   for (int r = 0; r < world_; ++r) {
     const auto open = [&] { return of(r).finished.value.load() < number; };
     if (r == rank_ || !open()) continue;
     const bool left = heap.control(r).left.load();
     if (heap.ended(r) && !left && open()) return {Code::peer_lost, r};
-    if (found.code != Code::ok) continue;
+    const bool failed = heap.control(r).failed.load() != 0;
     if (left) {
-      if (open()) found = {Code::peer_left, r};
-    } else if (of(r).failed.value.load() != 0 || heap.control(r).failed.load() != 0) {
-      if (open()) found = {Code::peer_failed, r};
+      if (open()) keep(2, Code::peer_left, r);
+    } else if (failed || of(r).failed.value.load() != 0) {
+      const bool cause = failed && heap.control(r).why.load() == Why::itself;
+      if (open()) keep(cause ? 3 : 1, Code::peer_failed, r);
     }
   }
   return found;

@@ -95,6 +95,8 @@ class Channel {
 
   template <class Ready>
   Outcome await(Job& job, bool patient, int64_t until, Ready ready);
+  Outcome hold(Job& job, bool patient, int64_t until);
+  Outcome look_up(Job& job, bool patient);
 
   uint32_t signature(const Job& job) const;
   bool small(const Job& job) const;

@@ -104,6 +104,7 @@ void Channel::announce(Job& job) {
       }
     }
   }
+  come_to(Point::announce);
   own.stamp.store(job.number << 32 | signature(job), std::memory_order_release);
   for (int r = 0; r < world_; ++r)
     if (r != rank_) of(r).bell.ring();
@@ -134,6 +135,7 @@ Outcome Channel::agree(Job& job, bool patient) {
         return false;
     return true;
   };
+  come_to(Point::channel_agree);
   const Outcome outcome = await(job, patient, kNever, all_here);
   if (outcome.code != Code::ok) return outcome;
   if (job.record) job.mark(Act::meet, rank_, 0, job.started);
@@ -177,6 +179,7 @@ Outcome Channel::say(Job& job, bool patient) {
     text += job.kind == Kind::refused ? job.words : describe(job);
     std::strncpy(own.words[parity], text.c_str(), kWords - 1);
     own.words[parity][kWords - 1] = 0;
+    come_to(Point::channel_say);
     own.said.value.store(job.number, std::memory_order_release);
     for (int r = 0; r < world_; ++r) of(r).bell.ring();
   }
@@ -186,6 +189,7 @@ Outcome Channel::say(Job& job, bool patient) {
       if (of(next).said.value.load(std::memory_order_acquire) < job.number) return false;
     return true;
   };
+  come_to(Point::channel_hear);
   const Outcome outcome = await(job, patient, kNever, all_said);
   if (outcome.code != Code::ok) return outcome;
   job.outcome = {Code::disagree, -1};
@@ -284,12 +288,9 @@ Outcome Channel::deliver(Job& job, bool patient) {
     }
   }
   if (job.due) {
-    if (job.holds_core) {
-      spin_until(job.due);
-    } else {
-      const Outcome outcome = await(job, patient, job.due, [&] { return now_ns() >= job.due; });
-      if (outcome.code != Code::ok) return outcome;
-    }
+    come_to(Point::channel_deliver);
+    const Outcome outcome = hold(job, patient, job.due);
+    if (outcome.code != Code::ok) return outcome;
   }
   job.phase = Job::Phase::ended;
   return {};

@@ -190,6 +190,7 @@ bool Channel::send(Job& job, Sending& s) {
   } else {
     move_to_peer(slot, s.from + s.at, size);
   }
+  come_to(Point::channel_post);
   ring.posted.value.store(count + 1, std::memory_order_release);
   *s.port.count = count + 1;
   s.at += size;
@@ -231,6 +232,7 @@ void Channel::take(Job& job, Receiving& r) {
   r.here = nullptr;
   if (r.direct) return;
   *r.port.count += 1;
+  come_to(Point::channel_take);
   r.port.ring->taken[rank_].value.store(*r.port.count, std::memory_order_release);
   of(r.source).bell.ring();
 }
@@ -291,6 +293,7 @@ Outcome Channel::say_released(Job& job) {
   job.released = true;
   for (const Receiving& r : job.receives)
     if (r.direct && of(r.source).failed.value.load() != 0) return {Code::peer_failed, r.source};
+  come_to(Point::channel_finish);
   of(rank_).finished.value.store(job.number, std::memory_order_release);
   for (int r = 0; r < world_; ++r)  // those wait for it whose input is read where it lies
     if (r != rank_ && (announced(job, r).place & kInPlace)) of(r).bell.ring();
@@ -305,7 +308,14 @@ Outcome Channel::move_all(Job& job, bool patient) {
       if (r.at < r.bytes) return false;
     return job.summed == job.sum.bytes;
   };
+  int64_t look = now_ns() + kSlice;
   for (;;) {
+    // The memory of a dead peer can still be read, and what a link delivers may come without an end.
+    if (now_ns() >= look) {
+      look = now_ns() + kSlice;
+      const Outcome outcome = look_up(job, patient);
+      if (outcome.code != Code::ok) return outcome;
+    }
     if (!job.released && part_done()) {
       const Outcome outcome = say_released(job);
       if (outcome.code != Code::ok) return outcome;
@@ -320,6 +330,7 @@ Outcome Channel::move_all(Job& job, bool patient) {
       spin_until(std::min(next, now_ns() + kSlice));
       continue;
     }
+    come_to(Point::channel_move);
     const Outcome outcome = await(job, patient, next, [&] { return step(job); });
     if (outcome.code != Code::ok) return outcome;
   }
@@ -336,6 +347,7 @@ Outcome Channel::release(Job& job, bool patient) {
         return false;
     return true;
   };
+  come_to(Point::channel_release);
   const Outcome outcome = await(job, patient, kNever, all_finished);
   if (outcome.code == Code::ok) job.phase = Job::Phase::ended;
   return outcome;

@@ -49,4 +49,25 @@ Outcome Channel::await(Job& job, bool patient, int64_t until, Ready ready) {
   }
 }
 
+// Until a moment of a link. With `cores` it spins, as a collective on cores occupies them.
+inline Outcome Channel::hold(Job& job, bool patient, int64_t until) {
+  while (job.holds_core) {
+    const int64_t next = std::min(until, now_ns() + kSlice);
+    spin_until(next);
+    if (next == until) return {};
+    const Outcome outcome = look_up(job, patient);
+    if (outcome.code != Code::ok) return outcome;
+  }
+  return await(job, patient, until, [&] { return now_ns() >= until; });
+}
+
+// What ends a wait early, if anything: for one that does not sleep.
+inline Outcome Channel::look_up(Job& job, bool patient) {
+  if (aborted_.load()) return {Code::cancelled, -1};
+  const Outcome peers = check_peers(job.number);
+  if (peers.code != Code::ok) return peers;
+  if (now_ns() >= job.deadline) return {Code::timeout, -1};
+  return {patient ? Code::ok : Code::again, -1};
+}
+
 }  // namespace weft

@@ -69,11 +69,13 @@ void Fabric::enter(uint64_t call, uint64_t signature, const std::vector<uint64_t
   std::copy(offsets.begin(), offsets.end(), header.offsets);
   header.blob_size = uint32_t(blob.size());
   std::memcpy(header.blob, blob.data(), blob.size());
+  come_to(Point::enter);
   own.entered.set(call);
 }
 
 Outcome Fabric::agree(uint64_t call, const std::vector<uint64_t>& signatures, int64_t deadline,
                       const std::atomic<bool>* cancel) {
+  come_to(Point::agree);
   bool same = true;
   const int64_t spin = cancel ? kEngineSpin : spin_ns_;
   for (int r = 0; r < heap_->world(); ++r) {
@@ -99,6 +101,7 @@ void Fabric::launch(const std::shared_ptr<Call>& call) {
 }
 
 Outcome Fabric::finish(Call& call) {
+  come_to(Point::finish);
   std::unique_lock lock(call.mutex);
   const auto all_ended = [&] { return call.lanes_left.load() == 0; };
   if (call.ended.wait_for(lock, std::chrono::milliseconds(50), all_ended)) return call.outcome;
@@ -109,6 +112,7 @@ Outcome Fabric::finish(Call& call) {
 }
 
 Outcome Fabric::wait(Call& call, int rank, int counter, int64_t* woken_at) {
+  come_to(Point::wait);
   Signal& signal = heap_->control(rank).counters[counter];
   const int64_t spin = rank == heap_->rank() ? engine_spin_ns_ : spin_ns_;
   const Outcome outcome =
@@ -118,6 +122,7 @@ Outcome Fabric::wait(Call& call, int rank, int counter, int64_t* woken_at) {
 }
 
 Outcome Fabric::wait_doorbell(Call& call, uint64_t seen) {
+  come_to(Point::wait_doorbell);
   Signal& doorbell = heap_->control(heap_->rank()).doorbell;
   return heap_->wait(doorbell, seen + 1, call.number, call.deadline, engine_spin_ns_, &call.cancel,
                      false);
@@ -128,6 +133,7 @@ int64_t Fabric::reserve(int source, int target, uint64_t bytes, int64_t since) {
 }
 
 Outcome Fabric::hold(uint64_t call, int64_t until, int64_t deadline) {
+  come_to(Point::hold);
   const int64_t now = now_ns();
   spin_until(std::min(until, now + kPause));
   const Outcome peers = heap_->look_after_peers(call);
@@ -138,11 +144,13 @@ Outcome Fabric::hold(uint64_t call, int64_t until, int64_t deadline) {
 
 Outcome Fabric::done(uint64_t call) {
   const Outcome outcome = heap_->check_results(call);
+  come_to(Point::done);
   heap_->control(heap_->rank()).done.set(call);
   return outcome;
 }
 
 Outcome Fabric::wait_released(uint64_t call, int64_t deadline) {
+  come_to(Point::wait_released);
   for (int r = 0; r < heap_->world(); ++r) {
     if (r == heap_->rank()) continue;
     Outcome outcome =
@@ -218,6 +226,7 @@ Outcome Engine::run_commands(Call& call) {
     for (const Wait& wait : command.waits) {
       Signal& signal = heap.control(wait.rank).counters[wait.counter];
       if (signal.get() >= call.number) continue;
+      come_to(Point::engine_wait);
       outcome = heap.wait(signal, call.number, call.number, call.deadline, kEngineSpin, &call.cancel);
       if (outcome.code != Code::ok) return outcome;
       not_before = now_ns();
@@ -230,8 +239,10 @@ Outcome Engine::run_commands(Call& call) {
     constexpr int64_t kLate = 3'000'000;
     const int64_t now = now_ns();
     if (now - not_before > kLate) not_before = now;
+    come_to(Point::engine_copy);
     outcome = copy(call, command, not_before);
     if (outcome.code != Code::ok) return outcome;
+    come_to(Point::engine_signal);
     if (command.counter >= 0) heap.control(heap.rank()).counters[command.counter].set(call.number);
     for (int r : command.rings) heap.control(r).doorbell.add_one();
   }
@@ -279,6 +290,7 @@ Outcome Engine::copy(Call& call, const Command& command, int64_t not_before) {
 
 // Waits for a moment of the link, unless the call is cancelled or a peer is lost meanwhile.
 Outcome Engine::pause(const Call& call, int64_t until, bool holds_core) {
+  come_to(Point::engine_pause);
   for (;;) {
     const int64_t next = std::min(until, now_ns() + kPause);
     if (holds_core) {

@@ -91,6 +91,7 @@ Outcome KernelRun::prepare(const Step& step) {
     waiting |= heap.control(wait.rank).counters[wait.counter].get() < call_;
   const Outcome released = release(waiting);
   if (released.code != Code::ok || !waiting) return released;
+  come_to(Point::kernel_wait);
   for (const Wait& wait : step.waits) {
     Signal& signal = heap.control(wait.rank).counters[wait.counter];
     const Outcome outcome =
@@ -187,6 +188,7 @@ void KernelRun::signal(const Step& step, int64_t since) {
   }
   if (step.counter < 0) return;
   if (until == 0) {
+    come_to(Point::kernel_signal);
     heap.control(heap.rank()).counters[step.counter].set(call_);
   } else {
     pending_.push_back({until, step.counter});
@@ -207,6 +209,7 @@ Outcome KernelRun::release(bool all) {
       const Outcome outcome = fabric_.hold(call_, next->until, deadline_);
       if (outcome.code != Code::ok) return outcome;
     }
+    come_to(Point::kernel_release);
     own.counters[next->counter].set(call_);
     pending_.erase(next);
   }

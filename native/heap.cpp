@@ -12,6 +12,9 @@ namespace {
 
 constexpr uint64_t kPage = 4096;
 constexpr int64_t kSlice = 50'000'000;  // how often a sleeper looks after its peers, in ns
+// How much longer than a peer a rank waits for the same thing, in ns, before it says that the peer
+// gave up. Ranks enter a call at different times, and the deadline of each tells better what is late.
+constexpr int64_t kGrace = 5'000'000'000;
 
 uint64_t round_up(uint64_t size, uint64_t to) { return (size + to - 1) / to * to; }
 
@@ -85,6 +88,14 @@ void Heap::leave() {
   for (int r = 0; r < world_; ++r) control(r).doorbell.add_one();
 }
 
+void Heap::fail(uint64_t call, Why why) {
+  RankControl& own = control(rank_);
+  own.failed_at.store(now_ns());
+  own.why.store(why);
+  own.failed.store(call);
+  for (int r = 0; r < world_; ++r) control(r).doorbell.add_one();
+}
+
 uint64_t Heap::allocate(uint64_t size) {
   if (size > span_) throw std::bad_alloc();
   size = round_up(std::max<uint64_t>(size, 1), kPage);
@@ -139,23 +150,29 @@ bool Heap::ended(int rank) const {
 
 Outcome Heap::check_peers(uint64_t call) {
   Outcome found;
+  int known = 0;  // how near to the cause what was found is
+  const auto keep = [&](int near, Code code, int rank) {
+    if (near > known) found = {code, rank};
+    known = std::max(known, near);
+  };
   for (int r = 0; r < world_; ++r) {
     if (r == rank_) continue;
     RankControl& peer = control(r);
     const uint64_t failed = peer.failed.load();
-    // One that gave up after it had entered this call found a cause that this rank is about to find
-    // too, and that is named better at first hand.
-    const bool gave_up = failed != 0 && (failed < call || peer.entered.get() < call);
+    const Why why = peer.why.load();
+    bool gave_up = failed != 0 && failed <= call;
+    // What was too late for a peer in this call is about to be too late for this rank.
+    if (gave_up && why == Why::deadline && failed == call && peer.entered.get() >= call)
+      gave_up = now_ns() - peer.failed_at.load() > kGrace;
     // A peer that has done its part of the call may end, or leave, without harm to it.
     const auto open = [&] { return peer.done.get() < call; };
     if (!gave_up && !open()) continue;
     const bool left = peer.left.load();
     if (ended(r) && !left && open()) return {Code::peer_lost, r};
-    if (found.code != Code::ok) continue;
     if (gave_up) {
-      found = {Code::peer_failed, r};
+      keep(why == Why::itself ? 3 : 1, Code::peer_failed, r);
     } else if (left && open()) {
-      found = {Code::peer_left, r};
+      keep(2, Code::peer_left, r);
     }
   }
   return found;

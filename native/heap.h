@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "mapping.h"
+#include "points.h"
 #include "signal.h"
 
 namespace weft {
@@ -36,11 +37,20 @@ struct Header {
   char blob[kMaxBlob];
 };
 
+// Why a rank gave up.
+enum class Why : uint32_t {
+  itself = 0,    // it was interrupted, or its own code raised
+  peer = 1,      // it lost a peer
+  deadline = 2,  // a wait passed its deadline
+};
+
 struct alignas(64) RankControl {
   alignas(64) Signal entered;   // the call that this rank has entered: its header can be read
   alignas(64) Signal done;      // the call after which this rank touches no other rank's memory
   alignas(64) Signal doorbell;  // counts events that this rank may wait for
   alignas(64) std::atomic<uint64_t> failed;  // the call in which this rank gave up; 0 for none
+  std::atomic<int64_t> failed_at;            // when, and why: both are written before `failed`
+  std::atomic<Why> why;
   std::atomic<uint32_t> left;                // set when the rank leaves the group in good order
   Header headers[2];  // by parity of the call: a rank is never two calls ahead of another
   Signal counters[kMaxCounters];
@@ -112,11 +122,14 @@ class Heap {
 
   // Marks that this rank takes part in no further call.
   void leave();
+  // The same in the middle of a call, and why.
+  void fail(uint64_t call, Why why);
 
   void watch(int rank, int pidfd) { pidfds_[rank] = pidfd; }
   bool ended(int rank) const;  // whether a peer's process is over
-  // A peer that can no longer do its part of the call, if any: one that died before one that only
-  // gave up because of it.
+  // A peer that can no longer do its part of the call, if any. Of several, it is the one that is
+  // most likely the cause of the others: one that died, then one that was interrupted, then one
+  // that left, then one that gave up because of another.
   Outcome check_peers(uint64_t call);
   // The same, at most once in a time slice: for threads that never wait. The memory of a dead peer can
   // still be read, so nothing else would stop them.

@@ -142,6 +142,7 @@ bool Messages::push(int target) {
     const uint64_t size = std::min(kRoom, message.bytes - message.at);
     *reinterpret_cast<Envelope*>(slot) = {message.tag, message.bytes};
     move_to_peer(slot + sizeof(Envelope), message.data + message.at, size);
+    come_to(Point::message_post);
     ring.posted.value.store(++count, std::memory_order_release);
     area_.head(target).bell.ring();
     message.at += size;
@@ -265,6 +266,7 @@ bool Messages::pull(int source) {
       coming->due = coming->clock + (coming->at == coming->total ? links.latency() : 0);
     }
     coming->whole = coming->at == coming->total;
+    come_to(Point::message_take);
     ring.taken[rank_].value.store(++taken_[source], std::memory_order_release);
     area_.head(source).bell.ring();
     moved = true;
@@ -281,6 +283,7 @@ Outcome Messages::wait(Message& message, int64_t until) {
     return message.done.load();
   };
   if (ready()) return message.outcome;
+  come_to(Point::message_wait);
   int64_t now = now_ns();
   const int64_t slice = std::min({until, now + kSlice, message.deadline});
   const int64_t spin_end = std::min(slice, now + spin_ns_);

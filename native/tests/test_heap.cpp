@@ -161,20 +161,40 @@ TEST(what_became_of_peers) {
   Heap& heap = ranks[0].heap();
   CHECK(heap.check_peers(1).code == Code::ok);
   RankControl& one = heap.control(1);
-  one.failed.store(4);
+  ranks[1].heap().fail(4, Why::deadline);
   CHECK(heap.check_peers(5).code == Code::peer_failed);
   CHECK_SAME(heap.check_peers(5).rank, 1);
   CHECK(heap.check_peers(4).code == Code::peer_failed);  // it has not entered call 4
   one.entered.set(4);
-  CHECK(heap.check_peers(4).code == Code::ok);  // this rank will find the cause at first hand
+  CHECK(heap.check_peers(4).code == Code::ok);  // this rank's own deadline is about to pass
   CHECK(heap.check_results(4).code == Code::peer_failed);
   CHECK(heap.check_results(3).code == Code::ok);
+  one.failed_at.store(now_ns() - 6 * kSecond);
+  CHECK(heap.check_peers(4).code == Code::peer_failed);  // unless this rank has a longer one
+  one.done.set(4);
+  CHECK(heap.check_peers(4).code == Code::peer_failed);
   one.failed.store(0);
   ranks[2].heap().leave();
   CHECK(heap.check_peers(5).code == Code::peer_left);
   CHECK_SAME(heap.check_peers(5).rank, 2);
   heap.control(2).done.set(5);
   CHECK(heap.check_peers(5).code == Code::ok);  // what it owed this call is done
+}
+
+TEST(of_several_peers_that_are_gone_the_cause_is_named) {
+  Ranks ranks(4, kSpan);
+  Heap& heap = ranks[0].heap();
+  for (int r = 1; r < 4; ++r) heap.control(r).entered.set(2);
+  ranks[1].heap().fail(2, Why::peer);
+  CHECK_SAME(heap.check_peers(2).rank, 1);
+  ranks[2].heap().leave();
+  CHECK(heap.check_peers(2).code == Code::peer_left);
+  CHECK_SAME(heap.check_peers(2).rank, 2);
+  ranks[3].heap().fail(2, Why::itself);  // interrupted in the call: its peers hear it at once
+  CHECK(heap.check_peers(2).code == Code::peer_failed);
+  CHECK_SAME(heap.check_peers(2).rank, 3);
+  CHECK_SAME(heap.check_peers(3).rank, 3);
+  CHECK(heap.check_peers(1).code == Code::peer_left);  // they had done their part of it
 }
 
 TEST(a_peer_whose_process_has_ended_is_lost) {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from weft import plugins as _plugins
@@ -23,6 +23,7 @@ from weft.errors import Cancelled, Error, InvalidPlan, Mismatch, PeerLost, Timeo
 from weft.fabric import Link
 from weft.fabric import check as _check_fabrics
 from weft.fabric import of as _fabric_of
+from weft.fabric.deadlines import seconds_of as _seconds_of
 from weft.ops.all_gather_matmul import all_gather_matmul
 from weft.ops.all_to_all_matmul import all_to_all_matmul
 from weft.ops.embedding_all_to_all import embedding_all_to_all
@@ -48,13 +49,16 @@ if TYPE_CHECKING:
     from weft.fabric import Fabric
     from weft.machine import Machine
     from weft.nn import compile, symm_mem_compat
+    from weft.report.summary import Summary, summary
 
 
 def __getattr__(name: str) -> object:
     """Imports `weft.nn` and its functions on first use, because importing DTensor takes long, and
-    `weft.loom`, which few programs need."""
+    `weft.loom` and `weft.summary`, which few programs need."""
     if name == "loom":
         return importlib.import_module("weft.loom")
+    if name in ("summary", "Summary"):
+        return getattr(importlib.import_module("weft.report.summary"), name)
     if name not in ("nn", "compile", "symm_mem_compat"):
         raise AttributeError(f"module 'weft' has no attribute {name!r}")
     module = importlib.import_module("weft.nn")
@@ -95,7 +99,7 @@ def symmetric_empty(
 
     sizes: list[int] = []
     for size in shape:
-        sizes.extend([size] if isinstance(size, int) else size)
+        sizes.extend(size if isinstance(size, Iterable) else [size])
     return _fabric_of(group).memory.empty(sizes, dtype or torch.get_default_dtype())
 
 
@@ -116,6 +120,39 @@ def check(group: dist.ProcessGroup | None = None, *, synchronize: bool = True) -
     _check_fabrics(group, synchronize)
 
 
+def workspace_bytes(
+    operation: str,
+    m: int,
+    n: int,
+    k: int,
+    world: int,
+    *,
+    dtype: str = "float32",
+    schedule: str | Schedule = "auto",
+) -> int:
+    """The symmetric memory that a call on a device needs on every rank, in bytes.
+
+    Calls share it, so a group needs that of its largest call. It is allocated at the first call of
+    new sizes, which must not be captured into a graph.
+
+    Args:
+        operation: the name of the operator, e.g. `"all_gather_matmul"`.
+        m, n, k: its sizes over all ranks, as `weft explore` takes them.
+        world: the number of ranks.
+        dtype: the name of a dtype.
+        schedule: a schedule; `"auto"` is the largest of all that may be chosen.
+    """
+    from weft.fabric.device.program import needed_bytes
+    from weft.operation import find
+
+    asked = find(operation).of(m, n, k, world, dtype)
+    if schedule == "auto":
+        some = [one for one in Schedule.space(asked) if one.fusion != "kernel"]
+    else:
+        some = [Schedule.parse(schedule) if isinstance(schedule, str) else schedule]
+    return max(needed_bytes(asked.lower(one)) for one in some)
+
+
 def configure(
     *,
     group: dist.ProcessGroup | None = None,
@@ -127,7 +164,7 @@ def configure(
 
     Args:
         group: the process group (None: all ranks).
-        deadline: how long a wait may take, in seconds.
+        deadline: how long a wait may take, in seconds; `float("inf")` for as long as it takes.
         link: the speed of links: `"memory"`, a rate such as `"0.1GB/s"`, or a `Link`. Set the same
             link on every rank.
         select: what chooses a schedule for `schedule="auto"`: `"auto"` (a tuned result, else the
@@ -135,9 +172,7 @@ def configure(
     """
     fabric = _fabric_of(group)
     if deadline is not None:
-        if not deadline > 0:
-            raise Unsupported(f"a deadline must be above zero seconds, not {deadline}")
-        fabric.deadline = float(deadline)
+        fabric.deadline = _seconds_of(deadline, "deadline")
     if link is not None:
         fabric.set_link(Link.parse(link) if isinstance(link, str) else link)
     if select is not None:
@@ -158,6 +193,7 @@ __all__ = [
     "Recording",
     "Schedule",
     "Span",
+    "Summary",
     "Timeline",
     "Timeout",
     "Unsupported",
@@ -180,7 +216,9 @@ __all__ = [
     "record",
     "reduce_scatter",
     "scatter",
+    "summary",
     "symm_mem_compat",
     "symmetric_empty",
     "tune",
+    "workspace_bytes",
 ]

@@ -28,6 +28,8 @@ SAYS = {
     "beside.py": "dma {'dma': 128}",
     "row_parallel.py": "1 in-kernel",
     "which_path.py": "asked for adaptive@dma, ran adaptive@dma: asked for",
+    "expert_block.py": "experts of this rank: 4",
+    "summarized.py": "mlp.0",
     "faults.py": "refused by rank 1: w has 16 rows, but x_shard has 12 columns",
 }
 """What rank 0 is to print, among other things."""

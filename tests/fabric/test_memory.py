@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import time
@@ -104,8 +105,12 @@ def shapes() -> None:
     assert (first == 1).all()
     with pytest.raises(Unsupported, match="WEFT_HEAP"):
         weft.symmetric_empty(2**50)
-    with pytest.raises(Unsupported, match="cannot have the shape"):
-        weft.symmetric_empty(3, -1)
+    for beyond in ((2**40, 2**30), (2**64,), (2**70, 2)):
+        with pytest.raises(Unsupported, match="WEFT_HEAP"):
+            weft.symmetric_empty(*beyond)
+    for wrong in ((3, -1), (2.5,), (3, None), ("3",), ([2, 3.0],)):
+        with pytest.raises(Unsupported, match="cannot have the shape"):
+            weft.symmetric_empty(*wrong)
     check_call(8, 3, 4)
 
 
@@ -204,7 +209,8 @@ def fork() -> None:
                     except Unsupported as refused:
                         code = 0 if "forked" in str(refused) else 2
                 else:
-                    fabric._close_all()  # as an ordinary exit of the interpreter does
+                    atexit._run_exitfuncs()  # as an ordinary exit of the interpreter does
+                    fabric._open.clear()
                     gc.collect()
             except BaseException:
                 code = 3
@@ -224,8 +230,9 @@ def fork() -> None:
         check_call(8, 3, 4, schedule="adaptive@dma")
 
 
-def test_a_forked_child_leaves_its_parent_alone(ranks):
-    ranks(2).run(fork)
+@pytest.mark.parametrize("kind", ["auto", "flat"])
+def test_a_forked_child_leaves_its_parent_alone(ranks, kind):
+    ranks(2, WEFT_FABRIC=kind).run(fork)
 
 
 # -- groups made again and again -------------------------------------------------------------------

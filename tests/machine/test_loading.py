@@ -12,6 +12,8 @@ import pytest
 import weft.machine
 from weft.errors import Unsupported
 from weft.machine import from_table, load, measurements, names
+from weft.machine.cluster import load_cluster
+from weft.study.layers.listing import read_layers
 
 FOLDER = Path(weft.machine.__file__).parent
 
@@ -145,6 +147,24 @@ def test_a_file_that_is_not_toml(tmp_path: Path) -> None:
     file.write_text("units = = 3")
     with pytest.raises(Unsupported, match=r"broken\.toml is not a TOML file"):
         load(file)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("a = " + 5000 * "[" + 5000 * "]", "nests its values too deeply"),
+        ("a = " + 5000 * "{b = " + "1" + 5000 * "}", "nests its values too deeply"),
+        ("a = " + 9000 * "9", "is not a TOML file"),
+    ],
+    ids=["lists", "tables", "digits"],
+)
+def test_a_file_that_no_reader_can_take(tmp_path: Path, text: str, says: str) -> None:
+    file = tmp_path / "deep.toml"
+    file.write_text(text)
+    for read in (load, load_cluster, read_layers):
+        with pytest.raises(Unsupported, match=says) as refused:
+            read(str(file))
+        assert "\n" not in str(refused.value)
 
 
 def test_measurements_by_name() -> None:

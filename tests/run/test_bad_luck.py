@@ -168,13 +168,6 @@ def test_a_rank_that_died_between_calls(fresh_ranks):
     pool.start(call_again, only=[0]).values(within=10)
 
 
-def test_a_rank_that_died_before_the_first_call(fresh_ranks):
-    pool = fresh_ranks(2, WEFT_DEADLINE="1")
-    pool.run(os.getpid)
-    pool.kill(1)
-    pool.start(first_call_alone, only=[0]).values(within=30)
-
-
 # -- a rank does not come --------------------------------------------------------------------------
 
 
@@ -425,3 +418,43 @@ def test_an_interrupt_in_the_middle_of_a_call(renewed_ranks, schedule, symmetric
     first, second = pool.run(interrupted_in_the_middle, schedule, symmetric)
     assert first == "interrupted"
     assert second in ("done", "lost")
+
+
+def interrupted_inside(operator: str, schedule: str, ends: bool) -> str:
+    """Rank 1 is interrupted in a call of ten seconds, in which rank 0 waits for what it sends."""
+    rank = dist.get_rank()
+    weft.configure(link="0.1MB/s")
+    x, w = torch.ones(1000, 8), torch.ones(8, 500)
+    dist.barrier()
+    if rank == 1:
+        threading.Timer(0.4, os.kill, (os.getpid(), signal.SIGINT)).start()
+    started = time.monotonic()
+    try:
+        getattr(weft, operator)(x, w, schedule=schedule)
+        said = "done"
+    except KeyboardInterrupt:
+        if ends:
+            os._exit(0)
+        said = "interrupted"
+    except PeerLost as lost:
+        said = f"lost rank {lost.rank}"
+    assert time.monotonic() - started < 0.4 + WITHIN
+    return said
+
+
+@pytest.mark.parametrize("ends", [False, True], ids=["goes on", "ends"])
+@pytest.mark.parametrize(
+    ("operator", "schedule"),
+    [
+        ("matmul_reduce_scatter", "adaptive@direct"),
+        ("matmul_reduce_scatter", "adaptive@dma"),
+        ("matmul_all_reduce", "adaptive@dma"),
+        ("matmul_all_reduce", "in-kernel"),
+    ],
+)
+def test_peers_hear_of_an_interrupt_before_their_deadline(fresh_ranks, operator, schedule, ends):
+    pool = fresh_ranks(2)
+    pool.run(warm_up)
+    first, second = pool.start(interrupted_inside, operator, schedule, ends).outcomes(within=30)
+    assert first.value == "lost rank 1", first.trace
+    assert second.died if ends else second.value == "interrupted", second.trace

@@ -98,7 +98,7 @@ def test_a_schedule_that_does_not_fit_is_left_out_with_the_reason() -> None:
     ("shape", "world", "machine", "words"),
     [
         (Shape(4_000_000, 65536, 16384, "big"), 8, "h100", "big: .* needs .* GB on each rank"),
-        (Shape(64, 64, 64, "a"), 16, "h100", "a: .* needs 16 devices; h100 has 8"),
+        (Shape(64, 64, 64, "a"), 16, "h100", "16 ranks need 16 devices; h100 has 8"),
         (Shape(64, 64, 64, "a"), 0, "h100", "at least 1 rank"),
         (Shape(64, 64, 64, "a", dtype="int8"), 2, "nothing", "no machine named"),
     ],
@@ -151,6 +151,8 @@ def test_a_file_of_shapes(tmp_path: Path) -> None:
         ("m,n,k,dtype\n1,2,3,bf16\n", "line 2: there is no dtype 'bf16'"),
         ("m,n,k\n1,2,3\n1,2,3\n", "line 3: 1x2x3 is on line 2 already"),
         ("m,n,k\n1,2," + "9" * 5000 + "\n", "line 2: k must be a whole number"),
+        ("m,n,k\n1,2," + "9" * 200_000 + "\n", "line 2 is no line of a CSV file: field larger"),
+        ("m" * 200_000 + "\n", "line 1 is no line of a CSV file: field larger"),
     ],
 )
 def test_bad_files_are_refused_by_line(tmp_path: Path, text: str, words: str) -> None:
@@ -203,3 +205,10 @@ def test_ficco_engines_are_ahead_of_cores() -> None:
             for engine in ("dma", "cores")
         }
         assert by["dma"] > by["cores"]
+
+
+def test_more_ranks_than_a_plan_can_have_are_refused_at_once() -> None:
+    h100 = load("h100")
+    large = replace(h100, links=replace(h100.links, world=100_000))
+    with pytest.raises(Unsupported, match="at most 256 ranks can be explored, not 100000"):
+        explore(large, "all_gather_matmul", [Shape(64, 64, 64, "a")], 100_000)

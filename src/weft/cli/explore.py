@@ -10,6 +10,7 @@ import typer
 
 from weft.cli.asked import machines_of
 from weft.cli.console import Json, console, print_json, progress
+from weft.cli.explore_ahead import ahead_json, show_ahead
 from weft.cli.explore_cluster import explore_collective, explore_shape, explore_workload
 from weft.cli.explore_layers import explore_layers, read_model
 from weft.cli.explore_machines import show_both, to_json
@@ -134,6 +135,10 @@ def explore(
     captured: Annotated[
         bool,
         typer.Option("--captured", help="As if every plan were captured in a graph beforehand."),
+    ] = False,
+    planned: Annotated[
+        bool,
+        typer.Option("--planned", help="Also adaptive as decided ahead, as on a GPU."),
     ] = False,
     json: Json = False,
     html: Annotated[Path | None, typer.Option(help="Write a page to look into it.")] = None,
@@ -260,6 +265,8 @@ def explore(
         every.append(found)
     if json:
         said = to_json(every) if len(every) > 1 else every[0].to_json()
+        if planned:
+            said["planned"] = {each.machine.name: ahead_json(each) for each in every}
         print_json({"upper_bound": not contention, "captured": captured, **said})
         return
     if len(every) > 1:
@@ -268,6 +275,8 @@ def explore(
         show(every[0])
         for scenario in every[0].scenarios if len(every[0].scenarios) == 1 else ():
             console.print(_chosen(every[0], scenario))
+    for explored in every if planned else ():
+        show_ahead(explored)
     if html is not None:
         console.print(f"page: {html} (opens offline)")
     if trace is not None:

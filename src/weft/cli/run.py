@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import typer
 
 from weft.cli.console import (
@@ -23,6 +24,7 @@ from weft.cli.console import (
     topology_of,
 )
 from weft.errors import Unsupported
+from weft.loom.build import library, why_not
 from weft.machine import load
 from weft.measure.calibration import YARDSTICK
 from weft.measure.measurement import LinkSpec, Measurement, measure
@@ -30,7 +32,7 @@ from weft.operation import find
 from weft.report.page import timelines_page
 from weft.report.perfetto import write_trace
 from weft.report.terminal import table
-from weft.schedule import Schedule
+from weft.schedule import ENGINES, Schedule
 from weft.study.prediction import Prediction
 from weft.study.prediction import predict as prediction_of
 
@@ -59,6 +61,10 @@ def run(
     ] = "all",
     repeat: Annotated[int, typer.Option(help="Measured rounds.", min=1)] = 15,
     threads: Annotated[int, typer.Option(help="Compute threads of each rank.", min=1)] = 1,
+    device: Annotated[
+        str,
+        typer.Option(help="Where tensors are: cpu, loom (an emulated device, docs/loom.md), cuda."),
+    ] = "cpu",
     json: Json = False,
     trace: Annotated[
         Path | None, typer.Option(help="Write a trace of all schedules for Perfetto.")
@@ -72,6 +78,11 @@ def run(
     asked = find(operation).of(m, n, k, world, dtype_of(dtype))
     spec = LinkSpec.parse(link, topology_of(topology))
     schedules = schedules_of(schedule, Schedule.space(asked))
+    if device != "cpu":
+        check_device(device, predict)
+        if schedule == "all":  # loom gives a speed to the copies of engines only
+            engines = ("dma",) if device == "loom" else ENGINES
+            schedules = [s for s in schedules if s.fusion != "kernel" and s.engine in engines]
     machine = load("cpu") if predict else None
     if predict and threads != 1:
         raise Unsupported("--predict needs --threads 1: `weft calibrate` measures one per rank")
@@ -83,6 +94,7 @@ def run(
             repeat=repeat,
             threads=threads,
             yardstick=YARDSTICK[1:] if predict else None,
+            device=device,
             report=report,
         )
     prediction = None if machine is None else prediction_of(result, machine)
@@ -95,10 +107,30 @@ def run(
         print_json((prediction or result).to_json())
         return
     show(result, repeat, prediction)
+    if device == "loom":
+        console.print(
+            "loom is an emulated device: these times show the order of work, not a GPU's speed."
+        )
     if trace is not None:
         console.print(f"trace: {trace} (open it at ui.perfetto.dev)")
     if html is not None:
         console.print(f"page: {html} (opens offline)")
+
+
+def check_device(device: str, predict: bool) -> None:
+    """Raises unless schedules can be measured on a device; builds loom if need be."""
+    if device == "cpu":
+        return
+    if predict:
+        raise Unsupported("--predict compares with a simulated host, so it needs --device cpu")
+    if device == "loom":
+        reason = why_not()
+        if reason:
+            raise Unsupported(f"loom cannot run here: {reason}")
+        with progress("building loom", quiet=True) as report:
+            library(report)
+    elif not torch.accelerator.is_available():
+        raise Unsupported(f"this machine has no {device} device; use --device loom to emulate one")
 
 
 def show(result: Measurement, repeat: int, prediction: Prediction | None = None) -> None:

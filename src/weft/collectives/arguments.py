@@ -7,7 +7,8 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
-from weft.collectives.group_channel import GroupChannel, Job
+from weft import fabric as fabrics
+from weft.collectives.device_channel import AnyChannel
 from weft.collectives.handle import Handle
 from weft.dtype import name_of
 from weft.errors import Error, Unsupported
@@ -18,7 +19,7 @@ TensorOrHandle = torch.Tensor | Handle[torch.Tensor]
 
 
 def checked(
-    channel: GroupChannel,
+    channel: AnyChannel,
     background: bool,
     check: Callable[Parameters, Value],
     *arguments: Parameters.args,
@@ -36,18 +37,19 @@ def checked(
 
 
 def check_input(x: object, name: str = "x") -> torch.Tensor:
-    """Returns a contiguous CPU tensor whose memory holds its values as they are."""
+    """Returns a contiguous tensor whose memory holds its values as they are."""
     if not isinstance(x, torch.Tensor):
         raise Unsupported(f"{name} must be a tensor, not {type(x).__name__}")
-    if x.device.type != "cpu":
-        raise Unsupported(f"{name} is on {x.device}; the host fabric takes CPU tensors")
+    if not x.is_cpu and x.device.type not in fabrics.devices():
+        known = " or ".join(fabrics.devices())
+        raise Unsupported(f"{name} is on {x.device}, which has no fabric; use tensors on {known}")
     if x.layout is not torch.strided:
         raise Unsupported(f"{name} is {x.layout}; collectives take dense tensors")
     return x.contiguous().resolve_conj().resolve_neg()
 
 
 def check_out(out: object, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Raises unless `out` is a contiguous CPU tensor of that shape and dtype."""
+    """Raises unless `out` is a contiguous tensor of that shape and dtype."""
     tensor = check_input(out, "out")
     if tensor is not out:
         raise Unsupported("out must be contiguous, and no conjugate or negative view")
@@ -105,9 +107,9 @@ def row_bytes(x: torch.Tensor) -> int:
     return count
 
 
-def answer(channel: GroupChannel, job: Job | None, result: Any, name: str, background: bool) -> Any:
+def answer(channel: AnyChannel, job: Any, result: Any, name: str, background: bool) -> Any:
     """The result, or in the background the handle that will return it."""
     if not background:
         return result
     assert job is not None
-    return Handle(channel, job, result, name)
+    return channel.handle(job, result, name)

@@ -38,6 +38,8 @@ from weft.collectives.kinds import (
     SCATTER,
 )
 from weft.errors import Error, Unsupported
+from weft.fabric.presence import present
+from weft.fabric.rendezvous import machine
 
 NAME = "weft"
 
@@ -67,6 +69,7 @@ class WeftGroup(dist.ProcessGroup):
         self.deadline = timeout.total_seconds()
         self._name = ""
         self._description = ""
+        present(store, rank, machine())
 
     # -- what torch reads of a group ---------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from weft import fabric as fabrics
 from weft.collectives.group_channel import FOREVER, GroupChannel, Message, now_ns
 from weft.collectives.handle import Handle
 from weft.errors import Error, Mismatch
+from weft.fabric.deadlines import nanoseconds
 from weft.fabric.outcomes import AGAIN, DISAGREE, OK, TIMEOUT
 
 Finish = Callable[[], None]
@@ -50,7 +51,7 @@ class PendingMessage:
 
     def wait(self, timeout: float | None = None) -> None:
         channel, message = self._channel, self._message
-        until = FOREVER if timeout is None else now_ns() + int(timeout * 1e9)
+        until = FOREVER if timeout is None else now_ns() + nanoseconds(timeout)
         try:
             while True:
                 outcome = channel.messages.wait(message, until)

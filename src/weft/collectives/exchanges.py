@@ -8,7 +8,6 @@ from typing import Literal, overload
 import torch
 import torch.distributed as dist
 
-from weft.collectives import group_channel as channels
 from weft.collectives.arguments import (
     TensorOrHandle,
     answer,
@@ -20,7 +19,8 @@ from weft.collectives.arguments import (
     checked,
     row_bytes,
 )
-from weft.collectives.group_channel import GroupChannel, check_engine
+from weft.collectives.device_channel import AnyChannel, channel_of
+from weft.collectives.group_channel import check_engine
 from weft.collectives.handle import Handle
 from weft.collectives.kinds import ALL_TO_ALL, SCATTER
 from weft.errors import Unsupported
@@ -67,7 +67,7 @@ def all_to_all(
     Both may differ by rank; if two ranks disagree about their pair, all ranks raise `Mismatch`.
     Without them x is split evenly. `out=x` is in place, if both splits are equal.
     """
-    channel = channels.of(group)
+    channel = channel_of(group, x)
     if (
         out is not None
         and not async_op
@@ -107,7 +107,7 @@ def scatter(
     x: [rows, ...] on the root. Other ranks pass None with `out=`, or any tensor of the same shape
     and dtype. The rows are split as by `torch.tensor_split`, or into `sizes[r]` rows for rank r.
     """
-    channel = channels.of(group)
+    channel = channel_of(group, out if x is None else x)
     source, into, counts = checked(
         channel, async_op, _scattered, channel, x, root, sizes, out, engine
     )
@@ -127,7 +127,7 @@ def scatter(
 
 
 def _exchanged(
-    channel: GroupChannel,
+    channel: AnyChannel,
     x: object,
     in_splits: Sequence[int] | None,
     out_splits: Sequence[int] | None,
@@ -162,7 +162,7 @@ def _exchanged(
 
 
 def _scattered(
-    channel: GroupChannel,
+    channel: AnyChannel,
     x: object,
     root: int,
     sizes: Sequence[int] | None,

@@ -8,7 +8,6 @@ from typing import Literal, overload
 import torch
 import torch.distributed as dist
 
-from weft.collectives import group_channel as channels
 from weft.collectives.arguments import (
     TensorOrHandle,
     answer,
@@ -20,7 +19,8 @@ from weft.collectives.arguments import (
     checked,
     row_bytes,
 )
-from weft.collectives.group_channel import GroupChannel, check_engine
+from weft.collectives.device_channel import AnyChannel, channel_of
+from weft.collectives.group_channel import check_engine
 from weft.collectives.handle import Handle
 from weft.collectives.kinds import ALL_GATHER, BROADCAST, GATHER
 from weft.errors import Unsupported
@@ -67,7 +67,7 @@ def all_gather(
     tensor for the result; x may be this rank's rows of it (in place). async_op: returns a `Handle`
     at once. engine: `dma` leaves the core while a paced link is busy, `cores` holds it.
     """
-    channel = channels.of(group)
+    channel = channel_of(group, x)
     if (
         out is not None
         and not async_op
@@ -104,7 +104,7 @@ def gather(
 
     The keywords are those of `all_gather`.
     """
-    channel = channels.of(group)
+    channel = channel_of(group, x)
     checked(channel, async_op, check_root, root, channel.world)
     here = channel.rank == root
     x, made, counts = checked(channel, async_op, _gathered, channel, x, sizes, out, here, engine)
@@ -145,7 +145,7 @@ def broadcast(
 
     x: of the same shape and dtype on all ranks; `out=x` is in place.
     """
-    channel = channels.of(group)
+    channel = channel_of(group, x)
     known = type(root) is int and 0 <= root < channel.world
     if (
         out is not None
@@ -163,7 +163,7 @@ def broadcast(
 
 
 def _gathered(
-    channel: GroupChannel,
+    channel: AnyChannel,
     x: object,
     sizes: Sequence[int] | None,
     out: torch.Tensor | None,
@@ -198,7 +198,7 @@ def _gathered(
 
 
 def _broadcast(
-    channel: GroupChannel, x: object, root: int, out: torch.Tensor | None, engine: str
+    channel: AnyChannel, x: object, root: int, out: torch.Tensor | None, engine: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
     check_engine(engine)
     check_root(root, channel.world)

@@ -18,10 +18,11 @@ import torch.distributed as dist
 
 from weft import fabric as fabrics
 from weft.collectives import recording
-from weft.collectives.kinds import DTYPES, OTHER, REDUCTIONS, SUM
+from weft.collectives.kinds import BY_NUMBER, DTYPES, OTHER, REDUCTIONS, SUM
 from weft.dtype import name_of
 from weft.errors import Cancelled, Error, Mismatch, PeerLost, Timeout, Unsupported
 from weft.fabric import Fabric, _native
+from weft.fabric.deadlines import nanoseconds
 from weft.fabric.outcomes import (
     AGAIN,
     DISAGREE,
@@ -31,6 +32,7 @@ from weft.fabric.outcomes import (
     peer_error,
 )
 from weft.run import explain, record
+from weft.run.ranges import NOTHING, profiled, range_of
 
 Job = _native.Job
 Message = _native.Message
@@ -75,6 +77,12 @@ class GroupChannel:
         does nothing, if the arguments need a full check or a recording is active."""
         if record.active is not None:
             return False
+        if profiled():
+            with range_of(BY_NUMBER[kind].name):
+                return self._run_quick(kind, x, out, reduction, root)
+        return self._run_quick(kind, x, out, reduction, root)
+
+    def _run_quick(self, kind: int, x: object, out: object, reduction: int, root: int) -> bool:
         made = self._quick(kind, x, out, reduction, root, self.fabric.deadline)
         if made is True or made is False:
             return made
@@ -102,31 +110,32 @@ class GroupChannel:
         tensor = source if source is not None else target
         dtype = OTHER if tensor is None else DTYPES.get(tensor.dtype, OTHER)
         item = 1 if tensor is None else tensor.element_size()
-        active = record.active
-        job = self.native.alike(
-            kind,
-            dtype,
-            item,
-            reduction,
-            root,
-            engine == "cores",
-            int((fabric.deadline if patience is None else patience) * 1e9),
-            0 if source is None else source.data_ptr() or _EMPTY,
-            0 if target is None else target.data_ptr() or _EMPTY,
-            num_bytes,
-            background,
-            active is not None,
-        )
-        if job is None:
+        with range_of(BY_NUMBER[kind].name) if profiled() else NOTHING:
+            active = record.active
+            job = self.native.alike(
+                kind,
+                dtype,
+                item,
+                reduction,
+                root,
+                engine == "cores",
+                nanoseconds(fabric.deadline if patience is None else patience),
+                0 if source is None else source.data_ptr() or _EMPTY,
+                0 if target is None else target.data_ptr() or _EMPTY,
+                num_bytes,
+                background,
+                active is not None,
+            )
+            if job is None:
+                return None
+            if active is not None:
+                total = source.nbytes if source is not None else num_bytes
+                recording.keep(active, job, kind, total, self, engine, background)
+            if background:
+                self._keep(job, (source, target))
+                return job
+            self.wait(job)
             return None
-        if active is not None:
-            total = source.nbytes if source is not None else num_bytes
-            recording.keep(active, job, kind, total, self.rank, self.world)
-        if background:
-            self._keep(job, (source, target))
-            return job
-        self.wait(job)
-        return None
 
     def run_uneven(
         self,
@@ -150,31 +159,38 @@ class GroupChannel:
         if fabric.broken is not None:
             raise self.group_error()
         tensor = (*sources, *targets)[0]
-        active = record.active
-        job = self.native.various(
-            kind,
-            DTYPES.get(tensor.dtype, OTHER),
-            tensor.element_size(),
-            reduction,
-            root,
-            engine == "cores",
-            int((fabric.deadline if patience is None else patience) * 1e9),
-            by_pair,
-            sizes,
-            [t.data_ptr() or _EMPTY for t in sources],
-            in_sizes,
-            [t.data_ptr() or _EMPTY for t in targets],
-            out_sizes,
-            background,
-            active is not None,
-        )
-        if active is not None:
-            recording.keep(active, job, kind, sum(in_sizes), self.rank, self.world)
-        if background:
-            self._keep(job, (*sources, *targets))
-            return job
-        self.wait(job)
-        return None
+        with range_of(BY_NUMBER[kind].name) if profiled() else NOTHING:
+            active = record.active
+            job = self.native.various(
+                kind,
+                DTYPES.get(tensor.dtype, OTHER),
+                tensor.element_size(),
+                reduction,
+                root,
+                engine == "cores",
+                nanoseconds(fabric.deadline if patience is None else patience),
+                by_pair,
+                sizes,
+                [t.data_ptr() or _EMPTY for t in sources],
+                in_sizes,
+                [t.data_ptr() or _EMPTY for t in targets],
+                out_sizes,
+                background,
+                active is not None,
+            )
+            if active is not None:
+                recording.keep(active, job, kind, sum(in_sizes), self, engine, background)
+            if background:
+                self._keep(job, (*sources, *targets))
+                return job
+            self.wait(job)
+            return None
+
+    def handle(self, job: Job, result: Any, name: str) -> Any:
+        """The handle of a job in the background."""
+        from weft.collectives.handle import Handle
+
+        return Handle(self, job, result, name)
 
     def refuse(self, error: Exception, background: bool = False) -> None:
         """Sends the reason why this rank cannot take part to every rank. In the background this
@@ -182,7 +198,7 @@ class GroupChannel:
         if self.world == 1 or self.fabric.broken is not None:
             return
         reason = str(error) or type(error).__name__
-        job = self.native.refuse(reason[:800], int(self.fabric.deadline * 1e9), background)
+        job = self.native.refuse(reason[:800], nanoseconds(self.fabric.deadline), background)
         if background:
             self._keep(job, ())
             return
@@ -199,9 +215,10 @@ class GroupChannel:
     def message(self, sends: bool, peer: int, tag: int, tensor: torch.Tensor) -> Message:
         """Starts to send or receive a message in the background. Its tensor is kept alive until
         the message has ended, even if the caller drops what it was given."""
-        started = self.messages.start(
-            sends, peer, tag, tensor.data_ptr(), tensor.nbytes, int(self.patience * 1e9), True
-        )
+        with range_of("send" if sends else "recv") if profiled() else NOTHING:
+            started = self.messages.start(
+                sends, peer, tag, tensor.data_ptr(), tensor.nbytes, int(self.patience * 1e9), True
+            )
         if len(self._messages) >= self._most_messages:
             self._messages = [kept for kept in self._messages if not kept[0].done]
             self._most_messages = 64 + 2 * len(self._messages)

@@ -6,7 +6,9 @@ from typing import Generic, TypeVar
 
 from weft.collectives.group_channel import FOREVER, GroupChannel, Job, now_ns
 from weft.errors import Error, Timeout
+from weft.fabric.deadlines import nanoseconds
 from weft.fabric.outcomes import AGAIN, OK
+from weft.run.ranges import NOTHING, profiled, range_of
 
 Result = TypeVar("Result")
 
@@ -34,11 +36,15 @@ class Handle(Generic[Result]):
         not begun on this rank is then cancelled on every rank, and the group can still be used. One
         that had begun cannot be cancelled, so the group cannot be used any more.
         """
+        with range_of(f"{self._name}.wait") if profiled() else NOTHING:
+            return self._wait(timeout)
+
+    def _wait(self, timeout: float | None) -> Result:
         channel, job = self.channel, self._job
         if timeout is None:
             channel.wait(job)
             return self._result
-        until = now_ns() + int(timeout * 1e9)
+        until = now_ns() + nanoseconds(timeout)
         while True:
             outcome = channel.native.wait(job, min(until, FOREVER))
             if outcome[0] == OK:

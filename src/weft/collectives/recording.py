@@ -12,7 +12,7 @@ from weft.run.explain import Explanation
 from weft.timeline import COMMUNICATION, Span, Timeline
 
 if TYPE_CHECKING:
-    from weft.collectives.group_channel import Facts, Job
+    from weft.collectives.group_channel import Facts, GroupChannel, Job
 
 LANE = "channel"
 """The lane for what a rank does alone. Bytes from a peer are on the lane of that peer's engine."""
@@ -32,6 +32,10 @@ WAYS: dict[str, str] = {
     "in place": "the input is symmetric memory, which peers read where it lies",
 }
 """How bytes can arrive, in the order of the native ways, with the reason."""
+
+COLLECTIVE = "a collective by itself, which the caller waits for"
+BACKGROUND = "a collective in the background, beside other work"
+"""The reasons in a summary."""
 
 _DTYPE_NAMES = {number: name_of(dtype) for dtype, number in DTYPES.items()}
 _NS = 1e-9
@@ -87,10 +91,34 @@ def explanation_of(
 
 
 def keep(
-    recording: record.Recording, job: Job, kind: int, num_bytes: int, rank: int, world: int
+    recording: record.Recording,
+    job: Job,
+    kind: int,
+    num_bytes: int,
+    channel: GroupChannel,
+    engine: str,
+    background: bool,
 ) -> None:
     """Puts the spans of a job into a recording: now if the job has ended, otherwise when it has."""
-    title = f"{BY_NUMBER[kind].name} of {_size(num_bytes)} over {world} ranks"
+    name, rank = BY_NUMBER[kind].name, channel.rank
+    title = f"{name} of {_size(num_bytes)} over {channel.world} ranks"
+    layer, backward = recording.layers.now()
+    recording.calls.append(
+        record.Called(
+            name,
+            title,
+            layer,
+            backward,
+            rank,
+            f"{engine}, in background" if background else engine,
+            "",
+            BACKGROUND if background else COLLECTIVE,
+            None,
+            0,
+            channel.fabric.link,
+            not background,
+        )
+    )
     recording.reserve(title, lambda: _timeline(job, rank, title) if job.done else None)
     recording.settle()
 

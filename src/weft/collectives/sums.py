@@ -12,7 +12,6 @@ from typing import Literal, overload
 import torch
 import torch.distributed as dist
 
-from weft.collectives import group_channel as channels
 from weft.collectives.arguments import (
     TensorOrHandle,
     answer,
@@ -23,7 +22,8 @@ from weft.collectives.arguments import (
     checked,
     row_bytes,
 )
-from weft.collectives.group_channel import GroupChannel, check_engine, check_reduction
+from weft.collectives.device_channel import AnyChannel, channel_of
+from weft.collectives.group_channel import check_engine, check_reduction
 from weft.collectives.handle import Handle
 from weft.collectives.kinds import ALL_REDUCE, REDUCE_SCATTER, reduction
 from weft.operation import split
@@ -66,7 +66,7 @@ def all_reduce(
     op: `sum`, `avg`, `product`, `min`, `max`, and for integers `band`, `bor`, `bxor`. `out=x` is in
     place. Every rank adds one part, and its peers copy the sums chunk by chunk.
     """
-    channel = channels.of(group)
+    channel = channel_of(group, x)
     if (
         out is not None
         and not async_op
@@ -123,7 +123,7 @@ def reduce_scatter(
     or into `sizes[r]` rows for rank r. out: may be this rank's rows of x (in place). op: as for
     `all_reduce`.
     """
-    channel = channels.of(group)
+    channel = channel_of(group, x)
     if (
         out is not None
         and not async_op
@@ -170,7 +170,7 @@ def _reduced(
 
 
 def _reduce_scattered(
-    channel: GroupChannel,
+    channel: AnyChannel,
     x: object,
     op: str,
     sizes: Sequence[int] | None,

@@ -16,12 +16,13 @@ import torch.distributed as dist
 
 from weft.errors import Unsupported
 from weft.fabric import _native
+from weft.fabric.deadlines import deadline_of
 from weft.fabric.group.several_machines import SeveralMachines
 from weft.fabric.host.one_machine import OneMachine
 from weft.fabric.interface import Capabilities, Fabric
 from weft.fabric.link import Link
-from weft.fabric.processes import ProcessFabric, deadline_of
-from weft.fabric.rendezvous import hello
+from weft.fabric.processes import ProcessFabric
+from weft.fabric.rendezvous import hello, opening
 
 VERSION: str = _native.VERSION
 """The version of weft, as it was built."""
@@ -36,9 +37,9 @@ _openers: dict[str, dict[str, Opener]] = {}
 """Openers by type of device, then by the name of the kind; "" is the default kind."""
 _changing = threading.Lock()
 _opening: WeakKeyDictionary[dist.ProcessGroup, threading.RLock] = WeakKeyDictionary()
-"""A lock for each group, taken again by a fabric that stands beside the host fabric. Opening waits
-for the other ranks, whose threads may open another group first, so one lock for all groups could
-deadlock."""
+"""A lock for each group. Opening waits for the other ranks, whose threads may open another group
+first, so one lock for all groups could deadlock. A device's opener takes it again, for the host
+fabric that it stands beside."""
 
 
 def register(device: str, opener: Opener, kind: str = "") -> None:
@@ -123,12 +124,13 @@ def kinds() -> list[str]:
 def open_on_cpu(group: dist.ProcessGroup, device: torch.device) -> ProcessFabric:
     """The host fabric if all ranks are on one machine, otherwise the group fabric."""
     deadline = deadline_of(group)
-    cards = hello(group, deadline, kinds())
-    asked = cards[0].fabric
-    together = len({card.machine for card in cards}) == 1
-    if len(cards) == 1 or asked == "host" or (together and asked not in ("group", "flat")):
-        return ProcessFabric(group, OneMachine(group, deadline))
-    return ProcessFabric(group, SeveralMachines(group, cards, deadline))
+    with opening(group):
+        cards = hello(group, deadline, kinds())
+        asked = cards[0].fabric
+        together = len({card.machine for card in cards}) == 1
+        if len(cards) == 1 or asked == "host" or (together and asked not in ("group", "flat")):
+            return ProcessFabric(group, OneMachine(group, deadline))
+        return ProcessFabric(group, SeveralMachines(group, cards, deadline))
 
 
 def open_on_device(group: dist.ProcessGroup, device: torch.device) -> Fabric:

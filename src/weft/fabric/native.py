@@ -39,7 +39,9 @@ class Native(Protocol):
     def wait_released(self, call: int, deadline: int) -> Outcome:
         """Waits until every peer is done with a call."""
 
-    def fail(self, call: int) -> None: ...
+    def fail(self, call: int, why: int) -> None:
+        """Informs the peers that this rank gave up in a call. why: see `outcomes.why`."""
+
     def failed(self, rank: int) -> int:
         """The call in which a rank gave up; 0 if it has not."""
 

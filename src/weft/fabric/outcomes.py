@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.errors import PeerLost
+from weft.errors import Error, PeerLost, Timeout
 
 OK, TIMEOUT, PEER_LOST, PEER_LEFT, PEER_FAILED, CANCELLED, DISAGREE, AGAIN, WITHDRAWN, CORRUPT = (
     range(10)
@@ -17,6 +17,13 @@ _GONE = {
     PEER_FAILED: "gave up",
     CORRUPT: "has a header or a message that does not fit its memory",
 }
+
+
+def why(error: Error) -> int:
+    """Why a rank gave up, as native/heap.h numbers it: 0 because of itself, 1 because it lost a
+    peer, 2 because of its deadline. Peers name the rank that is the cause, and where a deadline
+    has passed, their own tells them what is late."""
+    return 1 if isinstance(error, PeerLost) else 2 if isinstance(error, Timeout) else 0
 
 
 def peer_error(outcome: Outcome, rank: int, where: str, there: str = "") -> PeerLost | None:

@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 from weft.errors import Error, PeerLost, Timeout, Unsupported
 from weft.fabric import _native
+from weft.fabric.deadlines import deadline_of, nanoseconds
 from weft.fabric.host.engine_program import EngineProgram
 from weft.fabric.host.heap_memory import HeapMemory
 from weft.fabric.host.kernel_program import KernelProgram, is_native
@@ -37,6 +38,7 @@ from weft.fabric.outcomes import (
     TIMEOUT,
     Outcome,
     peer_error,
+    why,
 )
 from weft.fabric.proposal import Proposal
 from weft.fabric.reach import Reach
@@ -44,8 +46,6 @@ from weft.fabric.rendezvous import listed
 from weft.plan.tasks import Plan, Plannable
 from weft.schedule import Schedule
 from weft.strategy import Strategy
-
-DEFAULT_DEADLINE = 60.0
 
 
 class ProcessFabric:
@@ -134,7 +134,7 @@ class ProcessFabric:
         return self.number
 
     def deadline_ns(self) -> int:
-        return _native.now_ns() + int(self.deadline * 1e9)
+        return _native.now_ns() + nanoseconds(self.deadline)
 
     def wait(
         self,
@@ -185,7 +185,7 @@ class ProcessFabric:
         if self.broken is None:
             self.reach.leave_word(self.number, error)
             self.broken = error
-            self.native.fail(max(1, self.number))
+            self.native.fail(max(1, self.number), why(error))
             self._end_channels()
 
     def _end_channels(self) -> None:
@@ -202,11 +202,12 @@ class ProcessFabric:
     def close(self) -> None:
         """Leaves the group. Peers that still read this rank's memory in the last call are not
         disturbed: it is freed when the last rank has left and the last tensor on it is gone."""
+        if self.pid != os.getpid():
+            return  # a forked child is no rank, and has nothing to end that is not its parent's
         self.broken = self.broken or Error("the group was closed")
         self.closed = True
         self.reach.close()
-        if self.pid == os.getpid():
-            self._end_channels()
+        self._end_channels()
         for callback in self._callbacks:
             callback()
         self._callbacks.clear()
@@ -217,21 +218,3 @@ def over(broken: Error, call: int) -> Error:
     """The error of every call on a group that has failed in a call."""
     message = f"this group is over since call {call} ({broken}); form a new group"
     return PeerLost(message, broken.rank) if isinstance(broken, PeerLost) else type(broken)(message)
-
-
-def default_deadline() -> float:
-    """The deadline of a wait, in seconds, unless another one is configured."""
-    text = os.environ.get("WEFT_DEADLINE", "")
-    try:
-        seconds = float(text) if text else DEFAULT_DEADLINE
-    except ValueError:
-        seconds = -1.0
-    if not seconds > 0:
-        raise Unsupported(f"WEFT_DEADLINE must be seconds above zero, e.g. 60, not {text!r}")
-    return seconds
-
-
-def deadline_of(group: dist.ProcessGroup) -> float:
-    """The deadline of waits in a new fabric of a group, in seconds."""
-    own: float | None = getattr(group, "deadline", None)  # a group of weft's backend has one
-    return default_deadline() if own is None or "WEFT_DEADLINE" in os.environ else own

@@ -53,8 +53,14 @@ class Proposal:
 
     @classmethod
     def read(cls, blob: bytes) -> Proposal:
-        operation, same, own, error = json.loads(blob)
-        return cls(operation, _items(same), _items(own), error)
+        """The proposal of a header. Raises ValueError if a header does not hold one."""
+        try:
+            operation, same, own, error = json.loads(blob)
+            if not isinstance(operation, str) or not isinstance(error, str):
+                raise ValueError("an operation and an error are text")
+            return cls(operation, _items(same), _items(own), error)
+        except (TypeError, RecursionError) as failure:
+            raise ValueError(str(failure)) from None
 
 
 @lru_cache(maxsize=4096)
@@ -74,6 +80,12 @@ def check_same(proposals: Sequence[Proposal], call: int) -> None:
             raise Mismatch(
                 f"ranks disagree in call {call}: rank 0 calls {first.operation}, "
                 f"rank {rank} calls {proposal.operation}"
+            )
+        names = [[name for name, _ in one.same] for one in (first, proposal)]
+        if names[0] != names[1]:
+            raise Mismatch(
+                f"ranks disagree in call {call} of {first.operation}: "
+                f"rank 0 has the arguments {names[0]}, rank {rank} {names[1]}"
             )
         for (name, ours), (_, theirs) in zip(first.same, proposal.same, strict=True):
             if ours != theirs:

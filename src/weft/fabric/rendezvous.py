@@ -1,6 +1,6 @@
 """How ranks meet before they share memory: each writes a card into the store of the group and reads
 the cards of the others. This is not a collective, so that a `Timeout` can name a missing rank and
-an interrupt works."""
+an interrupt works. While a rank waits, it looks after those that are missing (`presence.py`)."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ import json
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
+from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
 from weft.errors import PeerLost, Timeout, Unsupported, nearest
 from weft.fabric import _native
+from weft.fabric.presence import lost, present, store_of
 
 Kind = Literal["auto", "host", "group", "flat"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -72,6 +75,37 @@ def check_versions(versions: Sequence[str], members: Sequence[int]) -> None:
             )
 
 
+@contextmanager
+def opening(group: dist.ProcessGroup) -> Iterator[None]:
+    """The block in which a rank opens a fabric with others. Its exchanges have one number, the same
+    on every rank, however the last attempt ended. If this rank raises or is interrupted, the others
+    hear it as soon as they wait for it."""
+    rank, store = dist.get_rank(group), store_of(group)
+    with _store_errors(group):
+        number = _openings[group] = store.add(f"weft/opening/{rank}", 1)
+    try:
+        present(store, rank, machine())
+        yield
+    except BaseException as error:
+        with suppress(Exception):
+            store.set(_note(number, rank), _words(error))
+        raise
+    finally:
+        del _openings[group]
+
+
+_openings: WeakKeyDictionary[dist.ProcessGroup, int] = WeakKeyDictionary()
+"""The number of the attempt to open a fabric that is under way."""
+
+LOOK = 0.2
+"""Seconds between two looks at ranks that are missing."""
+
+
+def number_of(group: dist.ProcessGroup) -> int:
+    """The number of the attempt to open a fabric that is under way, the same on every rank."""
+    return _openings[group]
+
+
 def exchange(
     group: dist.ProcessGroup,
     members: Sequence[int],
@@ -80,30 +114,69 @@ def exchange(
     deadline: float,
 ) -> list[dict[str, Any]]:
     """The cards of these ranks of a group, in their order. Each of them must call this."""
-    rank = dist.get_rank(group)
-    store = dist.distributed_c10d._get_process_group_store(group)
-    try:
+    rank, store = dist.get_rank(group), store_of(group)
+    with _store_errors(group):
         # A group that is made again on the same store must not read the cards of the last one.
-        time_opened = store.add(f"weft/{what}/{rank}/times", 1)
-        keys = {member: f"weft/{what}/{member}/{time_opened}" for member in members}
+        number = _openings.get(group) or store.add(f"weft/{what}/{rank}/times", 1)
+        keys = {member: f"weft/{what}/{member}/{number}" for member in members}
         store.set(keys[rank], json.dumps(card))
-        until, pause = time.monotonic() + deadline, 1e-4
+        began, pause = time.monotonic(), 1e-4
+        look = began + min(LOOK, deadline)
         while not store.check(list(keys.values())):
-            if time.monotonic() > until:
-                gave_up = f"gave up after it had waited {deadline:g} s for the others"
-                store.set(keys[rank], json.dumps({**card, "error": gave_up}))
-                late = [member for member, key in keys.items() if not store.check([key])]
-                raise Timeout(
-                    f"rank {rank} waited {deadline:g} s in the first call on this "
-                    f"group for {listed(late)} to make it too; see what that rank is doing, or "
-                    "allow more with WEFT_DEADLINE"
-                )
+            now = time.monotonic()
+            if now > look:
+                missing = [member for member, key in keys.items() if not store.check([key])]
+                look_after(group, missing)
+                if now - began > deadline:
+                    raise Timeout(
+                        f"rank {rank} waited {deadline:g} s in the first call on this "
+                        f"group for {listed(missing)} to make it too; see what that rank is "
+                        "doing, or allow more with WEFT_DEADLINE"
+                    )
+                look = now + min(LOOK, max(0.0, deadline - (now - began)))
             time.sleep(pause)
             pause = min(pause * 1.5, 0.02)
         return [json.loads(store.get(key)) for key in keys.values()]
+
+
+def look_after(group: dist.ProcessGroup, missing: Sequence[int]) -> None:
+    """Raises if one of the ranks that are missing cannot come any more."""
+    rank, store, number = dist.get_rank(group), store_of(group), _openings.get(group)
+    where = f"rank {rank} was in the first call on this group"
+    for member in missing:
+        note = "" if number is None else _note(number, member)
+        if note and store.check([note]):
+            raise PeerLost(f"rank {member} {store.get(note).decode()}; {where}", member)
+    died = lost(group, missing, machine())
+    if died is not None:
+        raise PeerLost(f"rank {died} died; {where}", died)
+
+
+def _note(number: int, rank: int) -> str:
+    """The key under which a rank says why it could not open the fabric."""
+    return f"weft/gave up/{rank}/{number}"
+
+
+def _words(error: BaseException) -> str:
+    if isinstance(error, Timeout):
+        return "gave up after it had waited for the others"
+    if isinstance(error, Exception):
+        return f"gave up: {error}"
+    return f"was interrupted by {type(error).__name__}"
+
+
+@contextmanager
+def _store_errors(group: dist.ProcessGroup) -> Iterator[None]:
+    """Raises `PeerLost` if the store is gone, with the rank that it was on, if that is known."""
+    try:
+        yield
     except RuntimeError as failure:
+        peers = [rank for rank in range(dist.get_world_size(group)) if rank != dist.get_rank(group)]
+        died = lost(group, peers, machine())
+        who = "" if died is None else f"rank {died} died, and "
         raise PeerLost(
-            f"the store of torch.distributed that introduces the ranks is gone: {failure}"
+            f"{who}the store of torch.distributed that introduces the ranks is gone: {failure}",
+            -1 if died is None else died,
         ) from None
 
 

@@ -68,6 +68,10 @@ class LoomDriver:
         """Reads a word from the host, at once."""
         return int(loaded().calls.loom_read_word(word))
 
+    def pace(self, bandwidth: float) -> None:
+        """Gives the links of this rank a speed, in bytes per second; 0 is that of memory."""
+        loaded().calls.loom_pace(bandwidth)
+
     def sleep(self, seconds: float, stream: torch.Stream) -> None:
         """A kernel that takes its time, for tests of order."""
         library = loaded()

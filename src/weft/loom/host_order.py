@@ -16,6 +16,7 @@ from typing import Any
 
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symm_mem
+from torch._C._distributed_c10d import _resolve_process_group
 from torch.distributed import distributed_c10d
 
 from weft.loom.library import loaded
@@ -44,11 +45,9 @@ def install() -> None:
 
         def rendezvous(tensor: Any, group: Any) -> Any:
             """All ranks of the group come to it, as to a barrier."""
-            found = group
-            if isinstance(group, str):
-                found = distributed_c10d._resolve_process_group(group)  # type: ignore[arg-type]
-            meet = _collective("symm_mem.rendezvous")(lambda *_, **__: plain(tensor, group))
-            return meet(group=found)
+            found = _resolve_process_group(group) if isinstance(group, str) else group  # type: ignore[arg-type]
+            meeting = _collective("symm_mem.rendezvous")(lambda **_: plain(tensor, group))
+            return meeting(group=found)
 
         rendezvous._loom = True  # type: ignore[attr-defined]
         symm_mem.rendezvous = rendezvous

@@ -7,7 +7,6 @@ connect the nodes. Units are SI: seconds, bytes per second.
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
@@ -19,6 +18,7 @@ from weft.machine.description import Count, Machine, Positive
 from weft.machine.loading import build
 from weft.machine.loading import load as load_machine
 from weft.machine.loading import names as machine_names
+from weft.machine.toml_file import read_toml
 
 _FOLDER = Path(__file__).parent / "clusters"
 MOST_NODES = 1 << 16
@@ -177,10 +177,7 @@ def _shipped(name: str) -> Cluster:
 
 
 def _read(path: Path) -> Cluster:
-    try:
-        table: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise Unsupported(f"{path.name} is not a TOML file: {error}.") from error
+    table = read_toml(path)
     if "compute" in table:
         return of_machine(load_machine(path))
     beside = path.parent / str(table.get("machine"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import tomllib
 import types
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
@@ -15,6 +14,7 @@ from weft.dtype import DTYPES
 from weft.errors import Unsupported, nearest
 from weft.machine import calibrated
 from weft.machine.description import Bounds, Machine
+from weft.machine.toml_file import read_toml
 
 _FOLDER = Path(__file__).parent
 
@@ -79,12 +79,7 @@ def _read(path: Path) -> Machine:
 def read_table(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     """The tables of a machine file. Where it names a `base`, a machine by its name or a file as
     seen from this one, it only says what differs; lists are replaced as a whole."""
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise Unsupported(f"{path} cannot be read: {error.strerror}.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise Unsupported(f"{path.name} is not a TOML file: {error}.") from error
+    table = read_toml(path)
     base = table.pop("base", None)
     if base is None:
         return table

@@ -74,18 +74,21 @@ class Maker:
     def __init__(self, fabric: Fabric, dtype: torch.dtype) -> None:
         self.fabric = fabric
         self.rank = fabric.rank
-        self.dtype = dtype
+        self.dtype, self.device = dtype, fabric.device
         self.random = torch.Generator().manual_seed(fabric.rank + 1)
 
     def tensor(self, rows: int, columns: int) -> torch.Tensor:
-        return torch.randn(rows, columns, generator=self.random).to(self.dtype)
+        made = torch.randn(rows, columns, generator=self.random)
+        return made.to(self.dtype).to(self.device)
 
     def symmetric(self, rows: int, columns: int) -> torch.Tensor:
+        if self.device.type != "cpu":  # there weft stages inputs itself
+            return self.tensor(rows, columns)
         tensor = self.fabric.memory.empty((rows, columns), self.dtype)
         return tensor.copy_(self.tensor(rows, columns))
 
     def empty(self, rows: int, columns: int) -> torch.Tensor:
-        return torch.empty(rows, columns, dtype=self.dtype)
+        return torch.empty(rows, columns, dtype=self.dtype, device=self.device)
 
 
 @register("all_gather_matmul")

@@ -7,6 +7,7 @@ rotates by one from round to round, so that a slow moment of the machine affects
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -133,12 +134,13 @@ def measure(
     repeat: int = 15,
     threads: int = 1,
     yardstick: tuple[int, int, int] | None = None,
+    device: str = "cpu",
     report: Report | None = None,
 ) -> Measurement:
     """Starts the ranks and measures. `serial@dma` is always among the arms.
 
     yardstick: M, N, K of a float32 GEMM that runs as one of the arms and shows how fast the machine
-    is at that time.
+    is at that time. device: where the tensors are; rank r uses the r-th of that kind.
     """
     serial = Schedule.parse("serial")
     arms = list(dict.fromkeys([serial, *schedules]))
@@ -152,6 +154,7 @@ def measure(
         arms,
         repeat,
         yardstick,
+        device,
         threads=threads,
         report=report,
     )
@@ -166,11 +169,13 @@ def _measure_rank(
     schedules: list[Schedule],
     repeat: int,
     yardstick: tuple[int, int, int] | None,
+    device: str,
 ) -> Measurement | None:
-    fabric = of(None)
+    finish = prepare_device(device)
+    fabric = of(None, device)
     made = arms_of(operation, fabric)
     report(0.0, "warming up")
-    alone = statistics.median(timed(made.compute) for _ in range(5))
+    alone = statistics.median(timed(finished(made.compute, finish)) for _ in range(5))
     link = spec.link or _paced(operation, spec, _slowest(alone))
     fabric.set_link(link)
     arms: dict[str, Callable[[], None]] = {
@@ -180,6 +185,7 @@ def _measure_rank(
     if yardstick is not None:
         arms[YARDSTICK] = _multiplications(*yardstick)
     arms.update({str(schedule): made.call(schedule) for schedule in schedules})
+    arms = {name: finished(arm, finish) for name, arm in arms.items()}
     samples = interleaved(arms, repeat, report)
     timelines: dict[str, list[Timeline]] = {}
     for schedule in schedules:
@@ -188,6 +194,34 @@ def _measure_rank(
     if fabric.rank != 0:
         return None
     return _summarise(operation, link, schedules, samples, timelines)
+
+
+def prepare_device(device: str) -> Callable[[], object] | None:
+    """Makes this rank use its device. Returns the function that waits for it; None for the CPU,
+    which does its work at once."""
+    if device == "cpu":
+        return None
+    rank, world = str(dist.get_rank()), str(dist.get_world_size())
+    if device == "loom":
+        from weft import loom
+
+        os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=world, LOCAL_WORLD_SIZE=world)
+        loom.load()
+    else:
+        torch.accelerator.set_device_index(dist.get_rank())
+    return torch.accelerator.synchronize
+
+
+def finished(arm: Callable[[], None], finish: Callable[[], object] | None) -> Callable[[], None]:
+    """An arm that ends when the device has done its work."""
+    if finish is None:
+        return arm
+
+    def run() -> None:
+        arm()
+        finish()
+
+    return run
 
 
 def interleaved(

@@ -1,6 +1,7 @@
 """weft in models: parallel styles for `parallelize_module`, and a pass for `torch.compile`."""
 
 from weft.nn.compiling import compile, overlap_pass
+from weft.nn.experts import ExpertParallel
 from weft.nn.fsdp import AllGather, gather_by_weft
 from weft.nn.report import Match, NearMiss, Report
 from weft.nn.styles import ColwiseParallel, ColwiseTogether, RowwiseParallel, SequenceParallel
@@ -10,6 +11,7 @@ __all__ = [
     "AllGather",
     "ColwiseParallel",
     "ColwiseTogether",
+    "ExpertParallel",
     "Match",
     "NearMiss",
     "Report",

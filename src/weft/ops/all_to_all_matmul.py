@@ -9,7 +9,9 @@ import torch
 import torch.distributed as dist
 
 from weft.fabric.proposal import Proposal
+from weft.ops import all_to_all_grouped_matmul as grouped
 from weft.ops import gather_contract as _gather_contract  # noqa: F401 - its operator is used
+from weft.ops.expert_operands import Splits, as_experts, as_sizes, has_experts
 from weft.ops.operands import (
     as_rows,
     as_shaped,
@@ -17,6 +19,7 @@ from weft.ops.operands import (
     check_operands,
     check_out,
     check_splits,
+    differentiated,
     dispatched,
     dtype_name,
     group_name,
@@ -35,9 +38,9 @@ from weft.schedule import Schedule
 
 def all_to_all_matmul(
     x: torch.Tensor,
-    w: torch.Tensor,
-    in_splits: Sequence[int],
-    out_splits: Sequence[int],
+    w: torch.Tensor | Sequence[torch.Tensor],
+    in_splits: Splits,
+    out_splits: Splits,
     *,
     group: dist.ProcessGroup | None = None,
     schedule: str | Schedule = "auto",
@@ -54,22 +57,39 @@ def all_to_all_matmul(
         torch.distributed.all_to_all_single(received, x, out_splits, in_splits, group)
         y = received @ w
 
+    With several experts per rank, w is [E, K, N]. The rows of x are then sorted by rank and expert,
+    and the received rows by expert and rank, so that the rows of an expert are next to each other.
+    Equals, with splits of shape [world, E]::
+
+        torch.distributed.all_to_all_single(by_rank, x, out_splits.sum(1), in_splits.sum(1), group)
+        parts = by_rank.split(out_splits.flatten().tolist())          # by rank and expert
+        y = cat([part @ w[e] for e in range(E) for part in parts[e::E]])
+
     Args:
         x: [rows, K] of this rank, or [..., K], whose first dimension is split.
-        w: [K, N] of this rank.
-        in_splits: the number of rows of x for each rank, which may be zero.
-        out_splits: the number of rows from each rank.
+        w: [K, N] or [E, K, N] of this rank, or a list of such weights (the gate and the up
+            projection of experts), for a list of results.
+        in_splits: the number of rows of x for each rank, which may be zero; with experts, for each
+            rank and expert. A list, a list of lists, or an integer tensor.
+        out_splits: the number of rows from each rank; with experts, from each rank for each expert.
         group: a torch.distributed group; None is all ranks.
         schedule: a name such as "adaptive@dma", a `Schedule`, or "auto".
         out: the tensor for y.
         return_gathered: whether to return the received rows too.
 
     Returns:
-        y [sum(out_splits), N]; with `return_gathered`, (y, received).
+        y [sum(out_splits), N], or a list of them; with `return_gathered`, (y, received).
 
     The backward is overlapped as well: `matmul_all_to_all` for x, and for w a matmul that gathers x
-    along its K. A bias is added afterwards: `y + bias`.
+    along its K. With experts or several weights, the received rows are kept for the gradient of w
+    instead. A bias is added afterwards: `y + bias`.
     """
+    in_splits, out_splits = as_sizes(in_splits), as_sizes(out_splits)
+    if has_experts(w):
+        made = _grouped(x, w, in_splits, out_splits, group, schedule, out, return_gathered)
+        received, ys = made
+        y = ys[0] if isinstance(w, torch.Tensor) else ys
+        return (y, received) if return_gathered else y
     if dispatched([x, w], out, [in_splits, out_splits]):
         received, y = torch.ops.weft.all_to_all_matmul(
             x,
@@ -86,6 +106,46 @@ def all_to_all_matmul(
             OPERATOR, session, schedule, x, w, in_splits, out_splits, return_gathered, out
         )
     return (y, received) if return_gathered else y
+
+
+def _grouped(
+    x: torch.Tensor,
+    w: torch.Tensor | Sequence[torch.Tensor],
+    in_splits: Sequence[int],
+    out_splits: Sequence[int],
+    group: dist.ProcessGroup | None,
+    schedule: str | Schedule,
+    out: torch.Tensor | None,
+    return_gathered: bool,
+) -> grouped.Made:
+    weights = as_experts(w)
+    made: grouped.Made
+    if dispatched([x, *weights], out, [in_splits, out_splits]):
+        # The gradient of the weights needs the received rows.
+        keep = return_gathered or differentiated(weights)
+        made = torch.ops.weft.all_to_all_grouped_matmul(
+            x,
+            weights,
+            in_splits,
+            out_splits,
+            group_name(group),
+            return_A=keep,
+            schedule=str(schedule),
+        )
+        return made
+    session = session_for(group, x)
+    made = run(
+        grouped.OPERATOR,
+        session,
+        schedule,
+        x,
+        weights,
+        in_splits,
+        out_splits,
+        return_gathered,
+        out,
+    )
+    return made
 
 
 def _bind(

@@ -21,6 +21,7 @@ from weft.ops.operator import into
 from weft.plan.matmul_all_reduce import FEW_ROWS
 from weft.run import record
 from weft.run.call import Request, layout
+from weft.run.ranges import profiled, range_of
 from weft.run.session import Runner, Session
 from weft.schedule import Schedule
 from weft.select.decide import AUTO, AnySchedule
@@ -164,7 +165,11 @@ def again(
     except Exception:  # no memory: the usual path fails too, and informs all ranks
         return None
     try:
-        made = known.repeat.run(x, w, scale, known.workspaces, output)
+        if profiled():
+            with range_of(known.runner.plan.operation.name):
+                made = known.repeat.run(x, w, scale, known.workspaces, output)
+        else:
+            made = known.repeat.run(x, w, scale, known.workspaces, output)
     except BaseException:
         if session.fabric.broken is not None:
             memory.abandon(output)

@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 
 from weft.fabric.proposal import Proposal
+from weft.ops import grouped_matmul_all_to_all as grouped
+from weft.ops.expert_operands import Splits, as_sizes, has_experts
 from weft.ops.operands import (
     as_rows,
     as_shaped,
@@ -45,8 +47,8 @@ from weft.strategy import Strategy
 def matmul_all_to_all(
     x: torch.Tensor,
     w: torch.Tensor,
-    in_splits: Sequence[int],
-    out_splits: Sequence[int],
+    in_splits: Splits,
+    out_splits: Splits,
     *,
     group: dist.ProcessGroup | None = None,
     schedule: str | Schedule = "auto",
@@ -60,12 +62,17 @@ def matmul_all_to_all(
         y = torch.empty(sum(out_splits), N)
         torch.distributed.all_to_all_single(y, x @ w, out_splits, in_splits, group)
 
+    With several experts per rank, w is [E, K, N]: the rows of x are sorted by expert and rank, as
+    `all_to_all_matmul` returns them, and those of y by rank and expert, as its x is. So with the
+    splits of that call, `matmul_all_to_all(h, w2, out_splits, in_splits)` undoes its exchange.
+
     Args:
         x: [rows, K] of this rank, or [..., K], whose first dimension is split; ranks may differ
             in K.
-        w: [K, N] of this rank.
-        in_splits: the number of rows of x @ w for each rank, which may be zero.
-        out_splits: the number of rows from each rank.
+        w: [K, N] or [E, K, N] of this rank.
+        in_splits: the number of rows of x @ w for each rank, which may be zero; with experts, for
+            each rank from each expert. A list, a list of lists, or an integer tensor.
+        out_splits: the number of rows from each rank; with experts, from each rank and expert.
         group: a torch.distributed group; None is all ranks.
         schedule: a name such as "adaptive@dma", a `Schedule`, or "auto".
         out: the tensor for y.
@@ -77,12 +84,16 @@ def matmul_all_to_all(
     gradient of w. A bias is added afterwards: `y + bias`.
     """
     y: torch.Tensor
+    in_splits, out_splits = as_sizes(in_splits), as_sizes(out_splits)
+    experts = has_experts(w)
     if dispatched([x, w], out, [in_splits, out_splits]):
-        y = torch.ops.weft.matmul_all_to_all(
-            x, w, in_splits, out_splits, group_name(group), schedule=str(schedule)
-        )
+        operator = torch.ops.weft.matmul_all_to_all
+        if experts:
+            operator = torch.ops.weft.grouped_matmul_all_to_all
+        y = operator(x, w, in_splits, out_splits, group_name(group), schedule=str(schedule))
         return y
-    y = run(OPERATOR, session_for(group, x), schedule, x, w, in_splits, out_splits, out)
+    asked = grouped.OPERATOR if experts else OPERATOR
+    y = run(asked, session_for(group, x), schedule, x, w, in_splits, out_splits, out)
     return y
 
 

@@ -85,7 +85,7 @@ def dispatched(tensors: Sequence[object], out: object, sizes: Sequence[object] =
         if out is not None:
             raise Unsupported("out= cannot be used in a compiled graph; use the returned tensor")
         return True
-    typed = all(isinstance(t, torch.Tensor) for t in tensors) and all(map(_are_sizes, sizes))
+    typed = all(isinstance(t, torch.Tensor) for t in tensors) and all(map(are_sizes, sizes))
     return typed and out is None and differentiated(tensors)
 
 
@@ -96,7 +96,8 @@ def differentiated(tensors: Sequence[object]) -> bool:
     )
 
 
-def _are_sizes(sizes: object) -> bool:
+def are_sizes(sizes: object) -> bool:
+    """Whether an argument is a list of sizes."""
     listed = isinstance(sizes, Sequence) and not isinstance(sizes, str)
     return listed and all(isinstance(size, int) for size in sizes)  # type: ignore[attr-defined]
 
@@ -211,7 +212,7 @@ def check_splits(
 ) -> tuple[int, ...]:
     """The number of rows to (or from) each rank. Raises unless there is one size per rank and their
     sum is `rows` (below 0: any number). A size counts as `inner` rows."""
-    if splits is None or not _are_sizes(splits):
+    if splits is None or not are_sizes(splits):
         raise Unsupported(f"{name} must be a list with one size per rank, not {splits!r}")
     sizes = tuple(size * inner for size in splits)
     if len(sizes) != world:

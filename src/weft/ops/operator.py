@@ -24,6 +24,7 @@ from weft.fabric.proposal import Items, Proposal, proposal_of
 from weft.plan.tasks import Plannable
 from weft.run import session as sessions
 from weft.run.call import CHOSEN, Request, Tensors, carry_out
+from weft.run.ranges import profiled, range_of
 from weft.run.session import Session
 from weft.schedule import Schedule
 from weft.select.decide import AnySchedule, Decision, decide, requested
@@ -150,6 +151,9 @@ def run(
     call, if it has."""
     for _ in range(3):
         try:
+            if profiled():
+                with range_of(operator.name):
+                    return _run(operator, session, schedule, arguments, output)
             return _run(operator, session, schedule, arguments, output)
         except Renew:
             continue

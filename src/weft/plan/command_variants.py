@@ -4,6 +4,7 @@
     bcst   one command brings the same bytes to two peers (all_gather, broadcast)
     swap   one command exchanges the bytes of a pair, in place (all_to_all)
     b2b    all copies back to back on one engine, so that there is one to wait for
+    pull   a copy per peer, fetched into a result that no peer touches (the device fabric's way)
 
 Each has a form with *prelaunch* (`pcpy+prelaunch`): the commands wait in their queues, and one
 write releases them. Engines cannot add, so a reduce_scatter is an all_to_all into an inbox, and the
@@ -11,7 +12,8 @@ compute lane adds chunk after chunk while later chunks fly; an all_reduce passes
 soon as it is made.
 
 These plans are not part of the operators' design space, so they are not registered: the variant is
-all there is to choose. The host fabric carries collectives out by its channel (`native/`).
+all there is to choose. The host fabric carries collectives out by its channel (`native/`), a device
+by `pull`.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from weft.plan.contents import Contents, Data
 from weft.plan.tasks import Buffer, BufferKind, Plan, Region
 from weft.schedule import Schedule
 
-Command = Literal["pcpy", "bcst", "swap", "b2b"]
+Command = Literal["pcpy", "bcst", "swap", "b2b", "pull"]
 
 COMMANDS: dict[str, tuple[Command, ...]] = {
     "all_gather": ("pcpy", "bcst", "b2b"),
@@ -64,6 +66,10 @@ VARIANTS: tuple[Variant, ...] = tuple(
 )
 
 
+PULL = Variant("pull", prelaunch=True)
+"""How a device carries out collectives. It is not compared with the others, which name commands."""
+
+
 @dataclass(frozen=True)
 class CommandedCollective:
     """A collective that copy engines carry out in one variant. chunks: into how many each part is
@@ -81,6 +87,11 @@ class CommandedCollective:
             raise Unsupported(reason)
         if self.chunks < 1:
             raise Unsupported(f"a collective cannot be cut into {self.chunks} chunks")
+
+    @property
+    def routed(self) -> bool:
+        """Whether the sizes of single ranks may change between calls."""
+        return len(set(self.collective.sizes)) > 1 or self.collective.kind == "all_to_all"
 
     @property
     def dtype(self) -> str:
@@ -108,7 +119,7 @@ class CommandedCollective:
         return _lower(self)
 
     def check(self, plan: Plan, contents: Contents) -> None:
-        _check(self.collective, contents)
+        _check(self.collective, contents, self.variant.command == "pull")
 
 
 def refuses(collective: Collective, variant: Variant) -> str | None:
@@ -116,7 +127,7 @@ def refuses(collective: Collective, variant: Variant) -> str | None:
     commands = COMMANDS.get(collective.kind, ())
     if not commands:
         return f"copy engines have no commands for {collective.kind}"
-    if variant.command not in commands:
+    if variant.command not in (*commands, "pull"):
         return (
             f"{collective.kind} cannot be made of {variant.command}; it has {', '.join(commands)}"
         )
@@ -200,6 +211,13 @@ class _VariantLowering:
 
     def all_gather(self) -> None:
         sizes, begin = self.sizes, starts(self.sizes)
+        if self.variant.command == "pull":
+            x = self.buffers("x", sizes, "input")
+            for r in range(self.world):
+                y_of = self.buffer("y", r, sum(sizes), "output")
+                for p in (r, *self.peers(r)):
+                    self.copy(r, p, x[p].all(), y_of.rows_of(begin[p], sizes[p]), f"block {p}")
+            return
         y = self.buffers("y", [sum(sizes)] * self.world, "inplace")
         for r in range(self.world):
             if self.variant.command == "bcst":
@@ -213,6 +231,12 @@ class _VariantLowering:
 
     def broadcast(self) -> None:
         root = self.root
+        if self.variant.command == "pull":
+            x = self.buffer("x", root, sum(self.sizes), "input")
+            for r in range(self.world):
+                target = self.buffer("y", r, sum(self.sizes), "output").all()
+                self.copy(r, root, x.all(), target, "whole")
+            return
         y = self.buffers("y", [sum(self.sizes)] * self.world, "inplace")
         if self.variant.command == "bcst":
             self.push_to_pairs(root, y[root].all(), [y[p].all() for p in self.peers(root)])
@@ -232,7 +256,8 @@ class _VariantLowering:
         x = self.buffer("x", root, sum(sizes), "input")
         for p in (root, *self.peers(root)):
             y = self.buffer("y", p, sizes[p], "output")
-            self.copy(root, p, x.rows_of(begin[p], sizes[p]), y.all(), f"block {p}")
+            at, to = (p, root) if self.variant.command == "pull" else (root, p)
+            self.copy(at, to, x.rows_of(begin[p], sizes[p]), y.all(), f"block {p}")
 
     def all_to_all(self) -> None:
         world = self.world
@@ -315,15 +340,16 @@ class _VariantLowering:
 # -- what must be where in the end -----------------------------------------------------------------
 
 
-def _check(operation: Collective, contents: Contents) -> None:
+def _check(operation: Collective, contents: Contents, pulled: bool) -> None:
     world, sizes, root = operation.world, operation.sizes, operation.root
     begin, total = starts(sizes), sum(sizes)
     for r in range(world):
         if operation.kind == "all_gather":
             for p in range(world):
-                _holds(contents, r, begin[p], sizes[p], [((p, "y"), begin[p])])
+                source = ((p, "x"), 0) if pulled else ((p, "y"), begin[p])
+                _holds(contents, r, begin[p], sizes[p], [source])
         elif operation.kind == "broadcast":
-            _holds(contents, r, 0, total, [((root, "y"), 0)])
+            _holds(contents, r, 0, total, [((root, "x" if pulled else "y"), 0)])
         elif operation.kind == "gather":
             for p in range(world if r == root else 0):
                 _holds(contents, r, begin[p], sizes[p], [((p, "x"), 0)])

@@ -22,7 +22,7 @@ from weft.plan.tasks import Plan, Plannable
 from weft.plan.verify import verify
 from weft.run import record
 from weft.run.lane import parts_of, run_lane
-from weft.run.session import Runner, Session
+from weft.run.session import Runner, Session, tally_of
 from weft.schedule import Schedule
 from weft.strategy import Strategy
 from weft.timeline import Timeline
@@ -77,12 +77,41 @@ def carry_out(session: Session, request: Request) -> Tensors:
                     break
                 except Disagree:
                     runner = None
+        why = request.why or runner.why
+        seconds = session.finished(runner, why, started, timeline)
         if recording is not None:
-            recording.timelines.append(timeline)
-        seconds = session.finished(runner, request.why or runner.why, started, timeline)
+            _note(recording, fabric, runner, why, seconds, timeline)
         if request.observe is not None:
             request.observe(seconds)
         return results
+
+
+def _note(
+    recording: record.Recording,
+    fabric: Fabric,
+    runner: Runner,
+    why: str,
+    seconds: float,
+    timeline: Timeline,
+) -> None:
+    plan = runner.plan
+    layer, backward = recording.layers.now()
+    recording.timelines.append(timeline)
+    recording.calls.append(
+        record.Called(
+            plan.operation.name,
+            plan.operation.label,
+            layer,
+            backward,
+            fabric.rank,
+            str(plan.schedule),
+            runner.asked,
+            why,
+            seconds,
+            plan.bytes_by_engine(fabric.rank).get("direct", 0),
+            fabric.link,
+        )
+    )
 
 
 def _run(runner: Runner, call: Call, tensors: Tensors, recorded: bool) -> Timeline:
@@ -130,7 +159,7 @@ def prepared(
 ) -> Runner:
     """A plan prepared for this rank."""
     program = fabric.prepare(plan, fabric.slots(exposed), signatures)
-    return Runner(plan, program, parts_of(plan, fabric.rank), why, asked)
+    return Runner(plan, program, parts_of(plan, fabric.rank), why, asked, tally_of(plan, asked))
 
 
 def meet(fabric: Fabric, what: str, own: Items) -> list[Items]:
@@ -150,6 +179,8 @@ def check_tensor(name: str, tensor: object, dimensions: Sequence[int]) -> torch.
         raise Unsupported(
             f"{name} is on {tensor.device}, which has no fabric; use tensors on {known}"
         )
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        raise Unsupported(f"{name} is sparse or nested; pass a dense tensor")
     if tensor.dim() not in dimensions:
         allowed = " or ".join(str(d) for d in dimensions)
         raise Unsupported(

@@ -1,22 +1,51 @@
-"""Recording: while it is active, every task of every call becomes a span."""
+"""Recording: while it is active, every task of every call becomes a span, and every call is noted
+with its layer, schedule and reason, for `weft.summary`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
+from weft.fabric import Link
+from weft.run.layers import Layers
 from weft.timeline import Timeline
+
+
+class Called(NamedTuple):
+    """A call in a recording.
+
+    operation: with its sizes. layer: "" outside of any module. backward: whether it was made in a
+    backward pass. asked: the schedule as the caller gave it. seconds: None for a collective, whose
+    timeline has its time. stored: the bytes that moved without a span of their own, because a
+    product read or stored them in the memory of a peer. link: of the group. waited: whether the
+    caller waited for it; False for a collective in the background.
+    """
+
+    name: str
+    operation: str
+    layer: str
+    backward: bool
+    rank: int
+    schedule: str
+    asked: str
+    why: str
+    seconds: float | None
+    stored: int
+    link: Link
+    waited: bool = True
 
 
 @dataclass
 class Recording:
-    """The timelines of this rank's calls, in order."""
+    """The timelines of this rank's calls, in order. `calls` says for each what it was."""
 
     timelines: list[Timeline] = field(default_factory=list)
+    calls: list[Called] = field(default_factory=list)
+    layers: Layers = field(default_factory=Layers, repr=False)
     _open: dict[int, Callable[[], Timeline | None]] = field(default_factory=dict, repr=False)
 
     def reserve(self, title: str, made: Callable[[], Timeline | None]) -> None:
@@ -45,14 +74,24 @@ class Recording:
 active: Recording | None = None
 """The active recording, if any."""
 
+last: Recording | None = None
+"""The recording that ended last."""
+
 
 @contextmanager
 def record() -> Iterator[Recording]:
-    """Records every weft call of this process inside the `with` block."""
-    global active
+    """Records every weft call of this process inside the `with` block. `weft.summary()` then shows
+    what each layer of a model did."""
+    global active, last
     before, active = active, Recording()
+    if before is None:
+        active.layers.start()
+    else:
+        active.layers = before.layers
     try:
         yield active
     finally:
         active.settle()
-        active = before
+        if before is None:
+            active.layers.stop()
+        active, last = before, active

@@ -28,6 +28,20 @@ class Runner:
     parts: list[Part]
     why: str
     asked: str
+    tally: Tally
+
+
+@dataclass(slots=True)
+class Tally:
+    """All calls of an operator with one schedule in this process."""
+
+    name: str
+    schedule: str
+    asked: str
+    why: str = ""
+    """The reason of the last call."""
+    calls: int = 0
+    seconds: float = 0.0
 
 
 class Finished(NamedTuple):
@@ -82,13 +96,17 @@ class Session:
     def finished(self, runner: Runner, why: str, started: float, timeline: Timeline) -> float:
         """Keeps a call that has just ended, for `weft.explain`; returns its seconds."""
         ended = time.perf_counter()
-        seconds, fabric = ended - started, self.fabric
+        seconds, fabric, tally = ended - started, self.fabric, runner.tally
+        tally.calls += 1
+        tally.seconds += seconds
+        tally.why = why
         self.last = Finished(
             runner.plan, fabric.rank, fabric.can.name, runner.asked, why, seconds, timeline, ended
         )
         return seconds
 
 
+_tallies: dict[tuple[str, str, str], Tally] = {}
 _sessions: dict[int, Session] = {}
 _closed: list[Finished] = []
 """The last call of groups that have been closed."""
@@ -108,6 +126,20 @@ def _end(key: int) -> None:
     session = _sessions.pop(key, None)
     if session is not None and session.last is not None:
         _closed[:] = [max([session.last, *_closed], key=_ended)]
+
+
+def tally_of(plan: Plan, asked: str) -> Tally:
+    """The tally of the calls that a plan belongs to."""
+    key = (plan.operation.name, str(plan.schedule), asked)
+    found = _tallies.get(key)
+    if found is None:
+        found = _tallies[key] = Tally(*key)
+    return found
+
+
+def tallies() -> list[Tally]:
+    """All calls of this process, by operator and schedule."""
+    return [tally for tally in _tallies.values() if tally.calls]
 
 
 def last_finished() -> Finished | None:

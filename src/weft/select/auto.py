@@ -17,7 +17,7 @@ from weft.machine import Machine
 from weft.run.call import meet
 from weft.run.session import Session
 from weft.schedule import Schedule
-from weft.select import between_machines, heuristic, model, store, this_host
+from weft.select import between_machines, heuristic, model, on_device, store, this_host
 from weft.select.decision import AUTO, Decision
 from weft.select.fixed import fixed
 from weft.select.guard import Guard
@@ -50,11 +50,12 @@ class Auto:
         self._tuned: frozenset[str] | None = None
         self._machine: Machine | None = None
         self._met = False
+        self._on_device = self.fabric.device.type != "cpu"
 
     def meet(self) -> None:
         """Begins the first auto call of a group. The ranks check that all of them make it, and
         calibrate together if rank 0 has no description of the machine yet."""
-        if self._met or self.fabric.world == 1 or self.fabric.can.two_level:
+        if self._met or self.fabric.world == 1 or self.fabric.can.two_level or self._on_device:
             return
         wanted = self.fabric.rank == 0 and this_host.must_calibrate()
         first = meet(self.fabric, "the choice of a schedule", (("calibrate", wanted),))[0]
@@ -151,6 +152,8 @@ class Auto:
             return Guard(Choice(_SERIAL, "one rank has nothing to overlap"))
         if self.fabric.can.two_level:
             return Guard(between_machines.choose(operation), watch=False)
+        if self._on_device:
+            return Guard(on_device.choose(self.fabric.device, operation), watch=False)
         found = self._find(operation) if self.mode == "auto" else None
         if found is not None:
             why = (

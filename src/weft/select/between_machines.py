@@ -1,4 +1,5 @@
-"""`schedule="auto"` if some ranks are on other machines. It needs no description of the network.
+"""`schedule="auto"` where no description of the links is known: between machines, and on devices
+without one.
 
 `adaptive` is chosen unless there are too few rows for two GEMMs, each of which would read all of w.
 """
@@ -17,14 +18,14 @@ FEW_ROWS = 128
 _SERIAL, _ADAPTIVE = Schedule.parse("serial"), Schedule.parse("adaptive")
 
 
-def choose(operation: Any) -> Choice:
-    """The schedule of an operation between machines."""
+def choose(operation: Any, where: str = "ranks are on several machines") -> Choice:
+    """The schedule of an operation. where: what is known of its ranks, for the reason."""
     rows = _rows(operation)
     if rows < FEW_ROWS:
-        return Choice(_SERIAL, f"ranks are on several machines, and {rows} rows are too few to cut")
+        return Choice(_SERIAL, f"{where}, and {rows} rows are too few to cut")
     if getattr(operation, "refuses", lambda schedule: None)(_ADAPTIVE) is not None:
-        return Choice(Schedule.parse("hetero-unfused-1d"), "ranks are on several machines")
-    return Choice(_ADAPTIVE, "ranks are on several machines")
+        return Choice(Schedule.parse("hetero-unfused-1d"), where)
+    return Choice(_ADAPTIVE, where)
 
 
 def _rows(operation: Any) -> int:

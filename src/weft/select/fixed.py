@@ -26,7 +26,7 @@ def fixed(can: Capabilities, link: Link, operation: Any) -> Choice | None:
         if operation.world == 1:
             return Choice(_SERIAL, "there is one rank")
         if not can.in_kernel:
-            return Choice(_SLICED, "slices cross the network as they are looked up")
+            return Choice(_SLICED, "slices leave as they are looked up")
         return Choice(_IN_KERNEL, "pooled rows are stored where they are needed")
     if operation.world == 1 or not can.in_kernel:
         return None
@@ -37,6 +37,6 @@ def fixed(can: Capabilities, link: Link, operation: Any) -> Choice | None:
             _IN_KERNEL,
             f"{operation.m} rows: the time goes into reading w, and blocks leave as they are made",
         )
-    if isinstance(operation, MatmulAllToAll) and not link.paced:
+    if isinstance(operation, MatmulAllToAll) and operation.in_kernel and not link.paced:
         return Choice(_ONE_PIECE, "links are as fast as memory: made where needed")
     return None

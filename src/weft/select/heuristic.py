@@ -65,7 +65,7 @@ class Choice:
 def choose(machine: Machine, operation: Any) -> Choice:
     """The schedule for which the rule gives the least time."""
     sizes = sizes_of(operation)
-    table = _table(sizes.world, sizes.form)
+    table = _possible(_table(sizes.world, sizes.form), operation)
     seconds = _seconds(machine, sizes, table)
     best = _least(table, seconds)
     serial = min(table.serial, key=seconds.__getitem__)
@@ -80,7 +80,7 @@ def estimates(
 ) -> dict[Schedule, float]:
     """The seconds that the rule predicts for the candidates (by default for all)."""
     sizes = sizes_of(operation)
-    table = _table(sizes.world, sizes.form)
+    table = _possible(_table(sizes.world, sizes.form), operation)
     if schedules is not None:
         table = _table_of(tuple(schedules))
     return dict(zip(table.schedules, _seconds(machine, sizes, table), strict=True))
@@ -131,6 +131,15 @@ def _table_of(schedules: tuple[Schedule, ...], margin: float = 0.0) -> _Table:
     return _Table(
         schedules, serial, shares, tuple(map(_kind, schedules)), list(map(_candidate, schedules))
     )
+
+
+def _possible(table: _Table, operation: Any) -> _Table:
+    """The candidates that an operation can have."""
+    refuses = getattr(operation, "refuses", None)
+    if refuses is None:
+        return table
+    possible = tuple(s for s in table.schedules if refuses(s) is None)
+    return table if len(possible) == len(table.schedules) else _table_of(possible)
 
 
 def _margin(schedule: Schedule) -> float:

@@ -21,7 +21,7 @@ from math import log2
 from pathlib import Path
 from typing import Any
 
-from weft.errors import Unsupported
+from weft.errors import Error
 from weft.machine import calibrated
 from weft.schedule import Schedule
 from weft.select.sizes import sizes_of
@@ -119,7 +119,7 @@ def find(asked: Question) -> Answer | None:
         return None
     try:
         return _read(text, asked)
-    except (ValueError, KeyError, TypeError, AttributeError, Unsupported) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, Error) as error:
         _set_aside(path, error)
         return None
 

@@ -102,6 +102,9 @@ class Exploration:
         return {"scenarios": [_scenario_json(scenario) for scenario in self.scenarios]}
 
 
+MOST_RANKS = 256
+
+
 def explore(
     machine: Machine,
     operation_name: str,
@@ -117,6 +120,16 @@ def explore(
     """
     if world < 1:
         raise Unsupported(f"there must be at least 1 rank, not {world}")
+    if world > machine.links.world:
+        raise Unsupported(
+            f"{world} ranks need {world} devices; {machine.name} has {machine.links.world}. "
+            "For more, ask about a cluster with --nodes"
+        )
+    if world > MOST_RANKS:
+        raise Unsupported(
+            f"at most {MOST_RANKS} ranks can be explored, not {world}, because a plan has tasks "
+            "for every pair of ranks; for more, ask about a cluster with --nodes"
+        )
     if not shapes:
         raise Unsupported("there are no shapes to explore")
     kind = find(operation_name)

@@ -154,7 +154,7 @@ class Calls:
                 self.kernel.interpreted[(grid,)](**arguments, spins=FOREVER)
             self._check(visit)
             return
-        spins = min(int(self.space.deadline / SECONDS_PER_SPIN), FOREVER)
+        spins = int(min(self.space.deadline / SECONDS_PER_SPIN, FOREVER))
         bound = {**arguments, "spins": spins}
         if self._grid is None:
             fits = self._resident(bound, options)

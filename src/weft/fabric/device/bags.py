@@ -28,7 +28,7 @@ class DeviceBags:
         self._pooled: torch.Tensor | None = None
 
     def check(self) -> None:
-        """Does nothing: to look at indices would wait for the device. torch's kernel checks."""
+        """Does nothing: the host would have to wait for the device. torch's kernel checks."""
 
     def pool(self, row: int, rows: int, column: int, columns: int, target: torch.Tensor) -> None:
         """Stores `rows` bags from `row` on, and `columns` columns from `column` on, into the

@@ -87,10 +87,9 @@ class DeviceFabric:
     def _agreed_rates(self) -> Rates:
         """Rank 0 measures its device for all ranks, which must decide alike."""
         found = measured(self.device) if self.rank == 0 else None
-        items = () if found is None else (("rates", (found.link, found.flops, found.memory)),)
+        items = () if found is None else (("rates", tuple(found)),)
         own = self._meet("the rates of a device", items)[0]
-        link, flops, memory = dict(own)["rates"]
-        return Rates(link, flops, memory)
+        return Rates(*dict(own)["rates"])
 
     def _meet(self, what: str, own: tuple[tuple[str, Any], ...]) -> list[Any]:
         with self.host.call(Proposal(what, own=own).checked()) as call:
@@ -102,7 +101,7 @@ class DeviceFabric:
 
     @property
     def deadline(self) -> float:
-        """That of the group, in seconds."""
+        """That of the host fabric: a group has one deadline."""
         return self.host.deadline
 
     @deadline.setter
@@ -167,10 +166,12 @@ class DeviceFabric:
         pace = getattr(self.driver, "pace", None)
         if pace is None:
             raise Unsupported(f"the links of {self.device.type} have their own speed")
+        if link.topology != "mesh" or link.latency:
+            raise Unsupported(f"links of {self.device.type} have a rate only, and are a mesh")
         pace(link.bandwidth or 0.0)
         self.link = link
         if link.bandwidth:
-            self.rates = Rates(link.bandwidth, self.rates.flops, self.rates.memory, link.latency)
+            self.rates = self.rates._replace(link=link.bandwidth)
 
     # -- calls -------------------------------------------------------------------------------------
 
@@ -307,7 +308,6 @@ class DeviceCall:
             self.stream = torch.accelerator.current_stream(fabric.device)
             self.captured = fabric.driver.capturing(self.stream)
             self.number = fabric.next_call()
-            self._follow()
             expected, proposal = self._expected, self._proposal
             if self.captured:
                 if not isinstance(expected, DeviceProgram) and not proposal.error:
@@ -328,13 +328,6 @@ class DeviceCall:
             fabric.lock.release()
             raise
         return self
-
-    def _follow(self) -> None:
-        """Calls of a group run one after another on the device, also if they come from several
-        streams: they share words and memory. A graph has its own."""
-        last = self.fabric.last_end
-        if not self.captured and last is not None and last[0] != self.stream:
-            self.stream.wait_event(last[1])
 
     def _may_be_known(self, expected: DeviceProgram) -> bool:
         """Whether no peer has posted anything else than expected so far."""
@@ -384,6 +377,13 @@ class DeviceCall:
 
     # -- on the device -----------------------------------------------------------------------------
 
+    def follow(self) -> None:
+        """Enqueues a wait for the end of the last call, if that is on another stream: the calls of
+        a group run one after the other."""
+        last = self.fabric.last_end
+        if not self.captured and last is not None and last[0] != self.stream:
+            self.stream.wait_event(last[1])
+
     def enter(self) -> None:
         """Enqueues this rank's entry into the call, which peers wait for."""
         fabric = self.fabric
@@ -399,7 +399,12 @@ class DeviceCall:
         if self.captured:
             self.fabric.watchdog.add_graph(program)
         else:
-            self.fabric.watchdog.add(self, program)
+            self._end(program)
+
+    def _end(self, program: DeviceProgram | None) -> None:
+        ended = self.stream.record_event()
+        self.fabric.last_end = (self.stream, ended)
+        self.fabric.watchdog.add(self, program, ended)
 
     def _pass(self) -> None:
         """Takes part in a call that was refused, so that the order of calls on the device stays
@@ -408,11 +413,12 @@ class DeviceCall:
         if self.captured or fabric.broken is not None:
             return
         if not self._entered:
+            self.follow()
             self.enter()
         for peer in fabric.peers:
             word = fabric.meeting_word(fabric.rank, peer)
             fabric.driver.wait(word, self.number, self.stream, AT_LEAST)
-        fabric.watchdog.add(self, None)
+        self._end(None)
 
     def __exit__(
         self,

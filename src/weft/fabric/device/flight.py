@@ -60,6 +60,7 @@ class DeviceFlight:
 
     def _begin(self) -> None:
         program, fabric, call = self._program, self._fabric, self._call
+        call.follow()
         for buffer in program.private:
             dtype = getattr(torch, buffer.dtype)
             self._tensors[buffer.name] = torch.empty(

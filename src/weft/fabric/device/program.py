@@ -148,6 +148,11 @@ def placed(plan: Plan) -> tuple[dict[str, int], int]:
     return offsets, at
 
 
+def needed_bytes(plan: Plan) -> int:
+    """The symmetric memory of a rank for a plan, in bytes."""
+    return PARTS * placed(plan)[1]
+
+
 def words_of(plan: Plan) -> list[dict[tuple[int, str], int]]:
     """For every rank, the numbers of the words that peers post into its memory: one for each task
     of a peer and each lane of the rank that waits for it. All ranks number them alike.
@@ -218,6 +223,8 @@ def steps_of(
         )
         if isinstance(task, Copy) and (task.also or task.swaps):
             raise Unsupported(f"{plan.schedule}: the engines of a device have no such command")
+        if isinstance(task, Copy) and task.target.rank != rank:
+            raise Unsupported(f"{plan.schedule}: on a device every rank fetches what it needs")
         known[stream] = number
         known_at.append(dict(known))
         made.append(

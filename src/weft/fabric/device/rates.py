@@ -6,9 +6,9 @@ import time
 
 import torch
 
-from weft.plan.planned import Rates
+from weft.plan.planned import GPU_TILE, Rates
 
-_SIDE = 512
+_SIDE = 768
 _BYTES = 1 << 22
 _ROUNDS = 3
 
@@ -20,9 +20,21 @@ def measured(device: torch.device) -> Rates:
     c = torch.empty_like(a)
     source = torch.ones(_BYTES, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    multiply = _best(lambda: torch.mm(a, a, out=c), device)
-    copy = _best(lambda: target.copy_(source), device)
-    return Rates(_BYTES / copy, 2 * _SIDE**3 / multiply, 2 * _BYTES / copy)
+    launch = _best(lambda: torch.mm(a[:1, :1], a[:1, :1], out=c[:1, :1]), device)
+    multiply = _best(lambda: torch.mm(a, a, out=c), device) - launch
+    copy = _best(lambda: target.copy_(source), device) - launch
+    copy, multiply = max(copy, 1e-9), max(multiply, 1e-9)
+    rates = Rates(_BYTES / copy, 2 * _SIDE**3 / multiply, 2 * _BYTES / copy, launch, launch)
+    units = _units(device)
+    return rates if units is None else rates._replace(units=units, tile=GPU_TILE)
+
+
+def _units(device: torch.device) -> int | None:
+    """How many compute units a GPU has; None for an emulated device."""
+    module = torch.get_device_module(device)
+    if not hasattr(module, "get_device_properties"):
+        return None
+    return getattr(module.get_device_properties(device), "multi_processor_count", None)
 
 
 def _best(work: object, device: torch.device) -> float:

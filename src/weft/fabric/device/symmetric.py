@@ -8,13 +8,14 @@ a program that needs more gets a larger slab.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symm_mem
 
 from weft.errors import Unsupported
+from weft.fabric.interface import PeerOutput
 
 CAPTURED = 2
 PARTS = 3
@@ -42,7 +43,7 @@ class Slab:
         if handle is None:
             raise Unsupported("torch's symmetric memory does not serve this device")
         self._handle = handle
-        self._base = int(handle.offset)
+        self._base = int(handle.offset)  # type: ignore[attr-defined]
         self._pointers = [int(pointer) + self._base for pointer in handle.buffer_ptrs]
 
     def pointer(self, rank: int, offset: int) -> int:
@@ -80,16 +81,18 @@ class SymmetricMemory:
         self._slabs.append(Slab(self._group(), self._device, wanted))
         return self._slabs[-1]
 
-    def empty(self, shape: object, dtype: torch.dtype) -> torch.Tensor:
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         raise Unsupported(
             "symmetric_empty is for CPU tensors; on a device weft stages the inputs of a call in "
             "symmetric memory of its own"
         )
 
-    def output(self, shape: object, dtype: torch.dtype, out: object = None) -> object:
+    def output(
+        self, shape: Sequence[int], dtype: torch.dtype, out: torch.Tensor | None = None
+    ) -> PeerOutput:
         raise Unsupported("on a device no kernel of this operator stores into the memory of peers")
 
-    def abandon(self, output: object) -> None:
+    def abandon(self, output: PeerOutput) -> None:
         """Does nothing: results are never in memory that peers reach."""
 
     def clear(self) -> None:

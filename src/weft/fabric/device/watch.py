@@ -58,13 +58,11 @@ class Watchdog:
         """How many words the programs in graphs wait for, and whether there are graphs at all."""
         self._thread: threading.Thread | None = None
 
-    def add(self, call: DeviceCall, program: DeviceProgram | None) -> None:
-        """Looks after a call from now on. program: None if the call was refused."""
+    def add(self, call: DeviceCall, program: DeviceProgram | None, ended: torch.Event) -> None:
+        """Looks after a call from now on. program: None if the call was refused. ended: its end."""
         fabric = self._fabric
         if fabric.world == 1:
             return
-        ended = call.stream.record_event()
-        fabric.last_end = (call.stream, ended)
         compared = not call.known or program is None or self._agrees(call.number, program)
         self.last = call.number
         if compared and not self._calls:

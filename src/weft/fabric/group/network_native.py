@@ -365,10 +365,10 @@ class NetworkNative:
 
     # -- the end -----------------------------------------------------------------------------------
 
-    def fail(self, call: int) -> None:
+    def fail(self, call: int, why: int) -> None:
         """Ends the group for this rank. Closing the connections informs its peers."""
         self._failed_in = call
-        self.inner.fail(call)
+        self.inner.fail(call, why)
         self.transport.abort()
 
     def failed(self, rank: int) -> int:

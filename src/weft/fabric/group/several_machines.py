@@ -24,9 +24,10 @@ from weft.fabric.group.transfers import NetworkProgram
 from weft.fabric.group.transport import connect_seconds, open_transport
 from weft.fabric.host.opening import heap_span, open_heap
 from weft.fabric.interface import Capabilities
-from weft.fabric.outcomes import PEER_LOST, Outcome
+from weft.fabric.outcomes import PEER_FAILED, PEER_LOST, Outcome
+from weft.fabric.presence import store_of
 from weft.fabric.reach import SharedBlock, Transfer
-from weft.fabric.rendezvous import Hello, exchange
+from weft.fabric.rendezvous import Hello, exchange, look_after, number_of
 from weft.plan import network
 from weft.plan.tasks import Plan, Plannable
 from weft.plan.two_level_gathering import RELAY
@@ -61,11 +62,14 @@ class SeveralMachines:
         if len(self.members) > 1:
             # Sparse, like the heap: untouched pages take no memory.
             self._relay = self.heap.allocate(heap_span() // 2)
-        number = _times_opened(group, self._rank)
+        number = number_of(group)
         self._notes = f"weft/notes/{number}"
         error, transport = "", None
+        others = [rank for rank in range(world) if rank != self._rank]
         try:
-            transport = open_transport(group, f"weft/network/{number}", deadline)
+            transport = open_transport(
+                group, f"weft/network/{number}", deadline, lambda: look_after(group, others)
+            )
         except Unsupported as failure:
             error = str(failure)
         # A rank may fail to connect late, and the others should raise its error.
@@ -141,7 +145,7 @@ class SeveralMachines:
     # -- faults ------------------------------------------------------------------------------------
 
     def loss(self, outcome: Outcome, where: str) -> Error | None:
-        if outcome[0] != PEER_LOST or outcome[1] < 0:
+        if outcome[0] not in (PEER_LOST, PEER_FAILED) or outcome[1] < 0:
             return None
         note = self._note_of(outcome[1])
         if note is None:
@@ -174,7 +178,7 @@ class SeveralMachines:
         group = self._group()
         if group is None:
             raise RuntimeError("the process group was destroyed")
-        return dist.distributed_c10d._get_process_group_store(group)
+        return store_of(group)
 
     def close(self) -> None:
         self.native.leave()
@@ -186,12 +190,6 @@ def _nodes(machines: Sequence[str], flat: bool) -> tuple[int, ...]:
         return tuple(range(len(machines)))
     known = {machine: number for number, machine in enumerate(dict.fromkeys(machines))}
     return tuple(known[machine] for machine in machines)
-
-
-def _times_opened(group: dist.ProcessGroup, rank: int) -> int:
-    """How often this rank has opened a fabric on the store of the group."""
-    store = dist.distributed_c10d._get_process_group_store(group)
-    return int(store.add(f"weft/opened/{rank}", 1))
 
 
 def _in_time(function: Callable[[], Any], seconds: float) -> Any:

@@ -8,8 +8,11 @@ of everything that is posted.
 
 from __future__ import annotations
 
+import ctypes
+import os
 import threading
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Protocol
@@ -20,6 +23,8 @@ from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo
 
 from weft.errors import Unsupported
 from weft.fabric.group.responsive import become_responsive
+from weft.fabric.presence import store_of
+from weft.fabric.rendezvous import LOOK
 
 ABORT_TAG = 2**31 - 1
 _FOREVER = timedelta(days=10_000)
@@ -47,6 +52,7 @@ class Transport:
 
     def __init__(self, group: Group, rank: int, world: int) -> None:
         self._group = group
+        _transports.add(self)
         self._peers = [peer for peer in range(world) if peer != rank]
         self._aborting = threading.Lock()
         self.aborted = False
@@ -72,24 +78,42 @@ class Transport:
                     self.receive(nothing, peer, ABORT_TAG).wait(timedelta(milliseconds=1))
 
 
+_transports: weakref.WeakSet[Transport] = weakref.WeakSet()
+
+
+def _keep_in_child() -> None:
+    """Keeps the groups of transports for as long as a forked child lives. If it destroyed one, it
+    would wait for gloo's threads, which it does not have, and take its parent's connections out of
+    the epoll instance that both share."""
+    for transport in _transports:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(transport._group))
+
+
+os.register_at_fork(after_in_child=_keep_in_child)
+
+
 def wait(work: Posted, seconds: float | None = None) -> None:
     """Waits for a transfer. Raises RuntimeError if it fails or takes longer."""
     allowed = _FOREVER if seconds is None else timedelta(seconds=max(seconds, 1e-3))
-    work.wait(allowed)
+    work.wait(min(allowed, _FOREVER))
 
 
 def connect_seconds(deadline: float) -> float:
-    """How long opening a transport may take: the deadline, but at least 10 seconds."""
-    return max(deadline, 10.0)
+    """How long opening a transport may take: the deadline, but at least 10 seconds and at most a
+    day."""
+    return min(max(deadline, 10.0), 86_400.0)
 
 
-def open_transport(group: dist.ProcessGroup, name: str, deadline: float) -> Transport:
-    """A transport between all ranks of a group. All of them call this with the same name."""
+def open_transport(
+    group: dist.ProcessGroup, name: str, deadline: float, look_after: Callable[[], None]
+) -> Transport:
+    """A transport between all ranks of a group. All of them call this with the same name.
+    look_after: raises if a peer is lost; called while this waits for peers to connect."""
     rank, world = dist.get_rank(group), dist.get_world_size(group)
     backend = _cpu_backend(group)
     if backend != "gloo" and not _is_accelerator(backend):
         return Transport(group, rank, world)  # e.g. mpi, which connects machines by itself
-    store = dist.distributed_c10d._get_process_group_store(group)
+    store = store_of(group)
     made: list[ProcessGroupGloo | RuntimeError] = []
 
     def make() -> None:
@@ -102,9 +126,13 @@ def open_transport(group: dist.ProcessGroup, name: str, deadline: float) -> Tran
         except RuntimeError as failure:
             made.append(failure)
 
-    thread = threading.Thread(target=make)
+    # gloo cannot be stopped while it connects. If a peer is lost, its thread ends by itself.
+    thread = threading.Thread(target=make, daemon=True)
     thread.start()
-    thread.join()
+    while thread.is_alive():
+        thread.join(LOOK)
+        if thread.is_alive():
+            look_after()
     own = made[0]
     if isinstance(own, RuntimeError):
         raise Unsupported(

@@ -14,6 +14,9 @@ from weft.fabric.host.peer_output import PeerOutputs
 from weft.fabric.interface import PeerOutput
 from weft.fabric.reach import SharedBlock
 
+_MOST = 2**63
+"""More than any heap holds, and not too large a number for native code."""
+
 
 class HeapMemory:
     """The memory of one rank that the members of its machine can reach."""
@@ -34,9 +37,9 @@ class HeapMemory:
         return self._heap.allocated
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        count = math.prod(shape)
-        if any(size < 0 for size in shape):
+        if not all(isinstance(size, int) and size >= 0 for size in shape):
             raise Unsupported(f"a tensor cannot have the shape {list(shape)}")
+        count = math.prod(shape)
         block = self.allocate(max(count, 1) * dtype.itemsize)
         return torch.from_numpy(block.array()).view(dtype)[:count].view(tuple(shape))
 
@@ -93,7 +96,7 @@ class HeapMemory:
 
     def allocate(self, size: int) -> _native.Block:
         try:
-            return self._heap.allocate(size)
+            return self._heap.allocate(min(size, _MOST))
         except MemoryError:
             raise Unsupported(
                 f"the symmetric heap cannot hold {size / 2**20:.0f} MiB more; "

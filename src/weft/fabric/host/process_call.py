@@ -14,7 +14,7 @@ import torch
 
 from weft.errors import Error
 from weft.fabric.interface import Exposed, Program
-from weft.fabric.outcomes import AGAIN, OK, TIMEOUT, Outcome
+from weft.fabric.outcomes import AGAIN, CORRUPT, OK, TIMEOUT, Outcome
 from weft.fabric.proposal import Proposal, check_same
 
 if TYPE_CHECKING:
@@ -121,10 +121,15 @@ class ProcessCall:
 
     def proposals(self) -> list[Proposal]:
         self.meet()
-        native = self.fabric.native
-        found = [Proposal.read(native.header(self.number, r)) for r in range(self.fabric.world)]
+        found = [self._proposal_of(rank) for rank in range(self.fabric.world)]
         check_same(found, self.number)
         return found
+
+    def _proposal_of(self, rank: int) -> Proposal:
+        try:
+            return Proposal.read(self.fabric.native.header(self.number, rank))
+        except ValueError:
+            raise self.fabric.failure((CORRUPT, rank), self.label, "its header") from None
 
     def addresses(self, slot: int) -> list[int]:
         heap = self.fabric.heap

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from weft.fabric import _native
+from weft.fabric.deadlines import nanoseconds
 from weft.fabric.host.packing import packed
 from weft.fabric.host.process_call import break_off
 from weft.fabric.interface import PeerOutput
@@ -68,7 +69,7 @@ class ProductRepeat:
             outcome = native.start(
                 fabric.heap,
                 call,
-                int(fabric.deadline * 1e9),
+                nanoseconds(fabric.deadline),
                 x.data_ptr(),
                 self._rows,
                 self._pitch,

@@ -8,13 +8,13 @@ Sizes and assumptions are in TOML files next to it, which a user's own file can 
 from __future__ import annotations
 
 import importlib
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from weft.errors import Unsupported, nearest
 from weft.machine.loading import build
+from weft.machine.toml_file import read_toml
 
 FOLDER = Path(__file__).parent
 WORKLOADS = ("dlrm", "llama", "moe")
@@ -52,10 +52,6 @@ def load_workload(name: str, model: str | None = None) -> Workload:
             f"there is no model {model!r} of {name}{nearest(str(model), models(name))};"
             f" known: {', '.join(models(name))}, and any TOML file by its path"
         )
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise Unsupported(f"{path.name} is not a TOML file: {error}") from error
-    config = build(module.CONFIG, table, path.name)
+    config = build(module.CONFIG, read_toml(path), path.name)
     module.check(config, path.name)
     return Workload(name, config, path, module)

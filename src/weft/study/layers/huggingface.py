@@ -70,8 +70,10 @@ def read_config(path: str | Path, run: Run) -> Model:
         table = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise Unsupported(f"{path} cannot be read: {error.strerror}") from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # also of numbers with thousands of digits
         raise Unsupported(f"{path.name} is not a JSON file: {error}") from error
+    except RecursionError:
+        raise Unsupported(f"{path.name} nests its values too deeply") from None
     if not isinstance(table, dict):
         raise Unsupported(f"{path.name} must hold a JSON object, as Hugging Face writes it")
     return from_config(table, run, path.name)

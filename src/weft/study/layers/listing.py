@@ -15,14 +15,13 @@ makes of a `config.json`.
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from weft.errors import Unsupported, nearest
 from weft.machine.description import DTYPES, Count
 from weft.machine.loading import build
+from weft.machine.toml_file import read_toml
 from weft.operation import ITEM_BYTES
 from weft.plan.collective import UNROOTED
 
@@ -94,13 +93,7 @@ class _File:
 def read_layers(path: str | Path) -> Model:
     """The model of a TOML file; examples/layers.toml shows every key."""
     path = Path(path)
-    try:
-        table: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise Unsupported(f"{path} cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise Unsupported(f"{path.name} is not a TOML file: {error}") from error
-    found = build(_File, {"title": path.stem, **table}, path.name)
+    found = build(_File, {"title": path.stem, **read_toml(path)}, path.name)
     return checked(Model(found.title, found.layers, found.world, found.dtype), path.name)
 
 

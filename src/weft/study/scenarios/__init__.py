@@ -86,13 +86,13 @@ def from_csv(path: str | Path) -> tuple[Shape, ...]:
     kept = [(n, line) for n, line in enumerate(lines, 1) if line.strip() and line[0] != "#"]
     if not kept:
         raise Unsupported(f"{path.name} is empty; its first line must name the columns m, n and k")
-    header = [name.strip() for name in _fields(kept[0][1])]
+    header = [name.strip() for name in _fields(kept[0][1], f"{path.name} line {kept[0][0]}")]
     _check_header(header, path.name, kept[0][0])
     shapes: list[Shape] = []
     seen: dict[str, int] = {}
     for number, line in kept[1:]:
         where = f"{path.name} line {number}"
-        shape = _shape(header, _fields(line), where)
+        shape = _shape(header, _fields(line, where), where)
         if shape.label in seen:
             raise Unsupported(f"{where}: {shape.label} is on line {seen[shape.label]} already")
         seen[shape.label] = number
@@ -102,8 +102,11 @@ def from_csv(path: str | Path) -> tuple[Shape, ...]:
     return tuple(shapes)
 
 
-def _fields(line: str) -> list[str]:
-    return next(csv.reader([line]))
+def _fields(line: str, where: str) -> list[str]:
+    try:
+        return next(csv.reader([line]))
+    except csv.Error as error:
+        raise Unsupported(f"{where} is no line of a CSV file: {error}") from None
 
 
 def _check_header(header: list[str], name: str, number: int) -> None:

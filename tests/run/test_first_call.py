@@ -1,0 +1,141 @@
+"""The first call on a group, in which ranks meet: a rank that dies or is interrupted there, or has
+died before, is named soon, and nobody waits for the deadline."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+
+import pytest
+import torch.distributed as dist
+from ranks import check_call, tell
+
+from weft import PeerLost
+from weft.fabric import rendezvous
+from weft.fabric.group import several_machines
+from weft.fabric.host import opening
+
+WITHIN = 4.0
+"""As in test_bad_luck.py: seconds after the death of a rank in which every other must know."""
+
+
+def lost_at_once(said: str) -> float:
+    """A call that raises because rank 1 is gone; gives the moment."""
+    tell("calling")
+    with pytest.raises(PeerLost, match=said) as lost:
+        check_call(8, 3, 4)
+    assert lost.value.rank == 1
+    return time.monotonic()
+
+
+@pytest.mark.parametrize("fabric", ["auto", "flat"])
+def test_a_rank_that_died_before_the_first_call(fresh_ranks, fabric):
+    pool = fresh_ranks(3, WEFT_FABRIC=fabric)
+    killed = pool.kill(1)
+    for heard in pool.start(lost_at_once, "rank 1 died", only=[0, 2]).values(within=30):
+        assert heard - killed < WITHIN
+
+
+@pytest.mark.parametrize("fabric", ["auto", "flat"])
+def test_a_rank_that_dies_while_others_wait_in_the_first_call(fresh_ranks, fabric):
+    pool = fresh_ranks(3, WEFT_FABRIC=fabric)
+    job = pool.start(lost_at_once, "rank 1 died", only=[0, 2])
+    job.hear("calling")
+    killed = pool.kill(1)
+    for heard in job.values(within=30):
+        assert heard - killed < WITHIN
+
+
+def test_a_rank_of_a_weft_group_that_dies_before_the_first_call(fresh_ranks):
+    job = fresh_ranks(2).start(died_before_the_call)
+    killed, died = job.outcomes(within=30)
+    assert died.died
+    assert killed.error is None, killed.trace
+    assert killed.value < WITHIN
+
+
+def died_before_the_call() -> float:
+    """Seconds that a rank needs to name a peer whose group was made, and not used."""
+    store, rank = dist.distributed_c10d._get_default_store(), dist.get_rank()
+    dist.destroy_process_group()
+    store = dist.PrefixStore("weft group", store)
+    dist.init_process_group("weft", store=store, rank=rank, world_size=2)
+    store.set(f"made {rank}", "")
+    store.wait(["made 0", "made 1"])
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    began = time.monotonic()
+    with pytest.raises(PeerLost, match="rank 1 died") as lost:
+        check_call(8, 3, 4)
+    assert lost.value.rank == 1
+    return time.monotonic() - began
+
+
+STAGES = {
+    "hello": (rendezvous, "exchange"),
+    "cards": (opening, "exchange"),
+    "opened": (opening, "exchange"),
+    "connecting": (several_machines, "open_transport"),
+    "connected": (several_machines, "exchange"),
+}
+"""Where ranks wait for each other in the first call: the name of the exchange, and who makes it."""
+
+
+def gone_at(stage: str, ends: bool) -> str:
+    """Rank 1 is gone when it comes to a stage of the first call: killed or interrupted."""
+    if dist.get_rank() == 1:
+        module, name = STAGES[stage]
+        usual = getattr(module, name)
+
+        def gone(*arguments):
+            if stage not in ("connecting", arguments[2]):
+                return usual(*arguments)
+            if ends:
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise KeyboardInterrupt
+
+        setattr(module, name, gone)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                check_call(8, 3, 4)
+        finally:
+            setattr(module, name, usual)
+        return ""
+    with pytest.raises(PeerLost) as lost:
+        check_call(8, 3, 4)
+    assert lost.value.rank == 1
+    return str(lost.value)
+
+
+def test_every_exchange_is_a_stage():
+    """If the first call gets another exchange, ranks are to be killed there, too."""
+    made = set()
+    for module in {module for module, _ in STAGES.values()}:
+        with open(module.__file__) as file:
+            source = file.read()
+        made |= set(re.findall(r'(?:exchange|swap)\([^"]*"(\w+)"', source))
+    assert made == set(STAGES) - {"connecting"}
+
+
+@pytest.mark.parametrize("ends", [True, False], ids=["killed", "interrupted"])
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_rank_is_gone_in_the_first_call(fresh_ranks, stage, ends):
+    network = stage.startswith("connect")
+    pool = fresh_ranks(2, WEFT_FABRIC="flat" if network else "auto")
+    started = time.monotonic()
+    first, _ = pool.start(gone_at, stage, ends).outcomes(within=30)
+    assert first.error is None, first.trace
+    assert first.at - started < 2 * WITHIN
+    assert ("rank 1 died" if ends else "rank 1 was interrupted") in first.value
+    if not ends:  # together they can open the group after all
+        pool.run(check_call, 8, 3, 4)
+
+
+def test_a_rank_that_is_only_late_is_waited_for(fresh_ranks):
+    pool = fresh_ranks(2)
+    job = pool.start(check_call, 8, 3, 4, only=[0])
+    time.sleep(1.5)  # several looks after the one that is missing
+    pool.start(check_call, 8, 3, 4, only=[1]).values()
+    job.values()
