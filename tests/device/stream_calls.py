@@ -9,7 +9,9 @@ import torch.distributed as dist
 from device_calls import gathers, right, rows, want
 
 import weft
+from weft.fabric.device import program as programs
 from weft.fabric.device.board import ROOM
+from weft.fabric.device.flight import DeviceFlight
 
 
 def two_groups() -> None:
@@ -105,21 +107,28 @@ def far_ahead() -> None:
     weft.check()
 
 
+class SlowFlight(DeviceFlight):
+    """A call on a device that takes its time between two steps."""
+
+    def _end_of(self, step):
+        self._driver.sleep(0.01, self._streams[step.stream])
+        super()._end_of(step)
+
+
 def programs_in_turn() -> None:
     """Calls of different programs, all enqueued at once, while the device of one rank is slow: the
     fast ranks post words of later calls while others still wait for those of earlier ones."""
     rank, world = dist.get_rank(), dist.get_world_size()
     x, w = (tensor.to("loom") for tensor in rows(3, 9))
-    whole = want(3, count=9)
-    partial = rows(3, 9)
-    sums = partial[0] @ partial[1]
+    sums = torch.matmul(*rows(3, 9))
     dist.all_reduce(sums)
+    own = sums.tensor_split(world)[rank]
     calls = [
-        (weft.matmul_reduce_scatter, "adaptive@dma", sums.tensor_split(world)[rank]),
+        (weft.matmul_reduce_scatter, "serial@dma", own),
+        (weft.matmul_reduce_scatter, "hetero-unfused-1d@dma", own),
         (weft.matmul_all_reduce, "uniform-fused-1d", sums),
-        (weft.all_gather_matmul, "adaptive@dma", whole),
-        (weft.matmul_all_reduce, "adaptive@direct", sums),
-        (weft.matmul_reduce_scatter, "serial@dma", sums.tensor_split(world)[rank]),
+        (weft.matmul_reduce_scatter, "shard-p2p", own),
+        (weft.matmul_all_reduce, "serial@dma", sums),
     ]
     for function, schedule, _ in calls:
         function(x, w, schedule=schedule)
@@ -127,10 +136,30 @@ def programs_in_turn() -> None:
     for slow in range(world):
         dist.barrier()
         made = []
-        for number, (function, schedule, _) in enumerate(calls):
-            if rank == slow and number % 2 == 0:
-                driver = weft.fabric.of(None, "loom").driver
-                driver.sleep(0.05, torch.accelerator.current_stream())
-            made.append(function(x, w, schedule=schedule))
+        programs.DeviceFlight = SlowFlight if rank == slow else DeviceFlight
+        try:
+            made = [function(x, w, schedule=schedule) for function, schedule, _ in calls]
+        finally:
+            programs.DeviceFlight = DeviceFlight
         for result, (function, schedule, wanted) in zip(made, calls, strict=True):
             assert torch.equal(result.cpu(), wanted), (slow, function.__name__, schedule)
+
+
+def host_blocks(schedule: str, calls: int = 6, rounds: int = 3) -> float:
+    """The part of the time of known calls that passes before the host has enqueued them: the least
+    of several rounds, for the machine may be busy with something else."""
+    x = torch.rand(256, 256).to("loom")
+    w = torch.rand(256, 64).to("loom")
+    for _ in range(3):
+        weft.all_gather_matmul(x, w, schedule=schedule)
+    least = 1.0
+    for _ in range(rounds):
+        torch.accelerator.synchronize()
+        dist.barrier()
+        began = time.perf_counter()
+        for _ in range(calls):
+            weft.all_gather_matmul(x, w, schedule=schedule)
+        blocked = time.perf_counter() - began
+        torch.accelerator.synchronize()
+        least = min(least, blocked / (time.perf_counter() - began))
+    return least

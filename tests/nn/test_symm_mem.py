@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._symmetric_memory
+import torch.distributed.nn.functional
 
 import weft
 
@@ -54,3 +55,82 @@ def test_undone():
     compat.undo()
     with pytest.raises(NotImplementedError, match="symm_mem::fused_matmul_reduce_scatter"):
         torch.ops.symm_mem.fused_matmul_reduce_scatter(x, x, "sum", 0, "none")
+
+
+def eight(seed, *shape):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(-2, 3, shape, generator=generator).float().to(torch.float8_e4m3fn)
+
+
+def scaled_routed():
+    rank, world = dist.get_rank(), dist.get_world_size()
+    group, fused = dist.group.WORLD.group_name, torch.ops.symm_mem
+    x, w = eight(1, 4 * world, 16), eight(2, 16, 16)
+    scales = 2.0 ** torch.arange(4.0 * world)[:, None]
+    one, kind = torch.tensor(1.0), torch.float32
+    product = x.float() @ w.float()
+    with weft.symm_mem_compat():
+        gathered, (y,) = fused.fused_all_gather_scaled_matmul(
+            x.tensor_split(world)[rank],
+            [w],
+            scales.tensor_split(world)[rank],
+            [one],
+            0,
+            group,
+            [None],
+            [None],
+            [kind],
+            [False],
+        )
+        assert torch.equal(gathered.float(), x.float())
+        assert torch.equal(y, product * scales)
+        # A graph flattens [2, 2 * world, K] to two dimensions and says what it was.
+        shape = [2, 2 * world, 16]
+        z = fused.fused_scaled_matmul_reduce_scatter(
+            x, w, scales, one, "sum", 1, 0, group, shape, None, None, kind
+        )
+        whole = (product * scales * world).view(shape)
+        assert torch.equal(z, whole.tensor_split(world, 1)[rank])
+
+
+def test_the_scaled_operators(ranks):
+    ranks(2).run(scaled_routed)
+
+
+def replaced():
+    """The kernels of the key CUDA, called with CPU tensors, since there is no GPU here."""
+    cuda, group = torch._C.DispatchKey.CUDA, dist.group.WORLD.group_name
+    call = torch.ops.symm_mem.fused_matmul_reduce_scatter.default._op_dk
+    x = torch.ones(4, 3)
+    expected = torch.full((2, 3), 6.0)
+
+    def own():
+        try:
+            call(cuda, x, x.t() @ x, "sum", 0, group)
+        except Exception as error:
+            return type(error).__name__
+        return "ran"
+
+    before = own()
+    first = weft.symm_mem_compat(["cuda"])
+    with weft.symm_mem_compat(devices=["cuda", "loom"]):
+        inside = call(cuda, x, torch.ones(3, 3), "sum", 0, group)
+    still = call(cuda, x, torch.ones(3, 3), "sum", 0, group)
+    first.undo()
+    first.undo()
+    return before, own(), torch.equal(inside, expected), torch.equal(still, expected)
+
+
+def test_kernels_of_a_device_are_replaced_and_come_back(ranks):
+    for before, after, inside, still in ranks(2).run(replaced):
+        assert before == after != "ran"
+        assert inside
+        assert still
+
+
+def test_an_unknown_device_is_refused():
+    with pytest.raises(weft.Unsupported, match="did you mean cuda"):
+        weft.symm_mem_compat(["cud"])
+    assert not torch._C._dispatch_has_kernel_for_dispatch_key(
+        "symm_mem::fused_matmul_reduce_scatter", "CPU"
+    )

@@ -3,7 +3,7 @@ pass for `torch.compile`."""
 
 from weft.nn.compiling import compile, overlap_pass
 from weft.nn.experts import ExpertParallel
-from weft.nn.fsdp import AllGather, gather_by_weft
+from weft.nn.fsdp import AllGather, ReduceScatter, gather_by_weft
 from weft.nn.model_report import LayerReport, ModelReport
 from weft.nn.parallelize import parallelize
 from weft.nn.report import Match, NearMiss, Report
@@ -20,6 +20,7 @@ __all__ = [
     "Match",
     "ModelReport",
     "NearMiss",
+    "ReduceScatter",
     "Report",
     "RowWiseAdagradInBackward",
     "RowwiseParallel",

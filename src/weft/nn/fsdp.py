@@ -1,4 +1,5 @@
-"""FSDP2 with weft's all-gather of weights, on any process group of one machine."""
+"""FSDP2 with weft's all-gather of weights and reduce-scatter of gradients, on any process group of
+one machine, on CPUs and devices."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ import torch.distributed as dist
 
 from weft.collectives.backend_work import WeftWork
 from weft.collectives.gathers import all_gather
+from weft.collectives.sums import reduce_scatter
 from weft.errors import Unsupported
 
 
@@ -27,12 +29,7 @@ class AllGather:
     def allocate(
         self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:
-        from weft.fabric import of
-
-        sizes = [int(s) for s in size]
-        if device.type != "cpu" or math.prod(sizes) * dtype.itemsize < 1 << 16:
-            return torch.empty(sizes, dtype=dtype, device=device)
-        return of(self._group).memory.empty(sizes, dtype)
+        return _allocated(self._group, size, dtype, device)
 
     def __call__(
         self,
@@ -47,6 +44,59 @@ class AllGather:
             return None
         handle = all_gather(input_tensor, out=output_tensor, group=group, async_op=True)
         return WeftWork([handle], output_tensor)
+
+
+class ReduceScatter:
+    """Adds gradients through weft's channel, for `FSDPModule.set_custom_reduce_scatter`. Sums are
+    in the order of ranks and rounded once, so two runs are equal to the last bit."""
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        self._group = group
+
+    def allocate(
+        self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        return _allocated(self._group, size, dtype, device)
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        op: Any = dist.ReduceOp.SUM,
+        async_op: bool = False,
+    ) -> dist.Work | None:
+        """Equals `dist.reduce_scatter_tensor(output_tensor, input_tensor, op, group, async_op)` for
+        the operations SUM and AVG."""
+        names = {dist.ReduceOp.SUM: "sum", dist.ReduceOp.AVG: "avg"}
+        name = next((text for one, text in names.items() if op == one), None)
+        if name is None:
+            raise Unsupported(f"weft.nn.ReduceScatter takes ReduceOp.SUM and AVG, not {op}")
+        if not async_op:
+            reduce_scatter(input_tensor, name, out=output_tensor, group=group)
+            return None
+        handle = reduce_scatter(input_tensor, name, out=output_tensor, group=group, async_op=True)
+        return WeftWork([handle], output_tensor)
+
+
+SMALL = 1 << 16
+"""Bytes below which a buffer is not worth symmetric memory."""
+
+
+def _allocated(
+    group: dist.ProcessGroup | None,
+    size: Sequence[int | torch.SymInt],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> torch.Tensor:
+    """A buffer that peers read in place, or an ordinary one if it is small or on a device, where
+    the channel stages it."""
+    from weft.fabric import of
+
+    sizes = [int(s) for s in size]
+    if device.type != "cpu" or math.prod(sizes) * dtype.itemsize < SMALL:
+        return torch.empty(sizes, dtype=dtype, device=device)
+    return of(group).memory.empty(sizes, dtype)
 
 
 def gather_by_weft(module: torch.nn.Module, group: dist.ProcessGroup | None = None) -> int:

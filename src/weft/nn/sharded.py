@@ -59,7 +59,7 @@ class GatheredColumns(ColwiseParallel):
         super().__init__(output_layouts=Replicate(), schedule=schedule)
         self._by, self._size = by, size
 
-    def _placed(self, y: torch.Tensor, mesh: DeviceMesh) -> Any:
+    def _placed(self, y: torch.Tensor, linear: nn.Module, mesh: DeviceMesh) -> Any:
         return whole(y, -1, self._size, self._by)
 
 

@@ -82,7 +82,7 @@ class ColwiseParallel(plain.ColwiseParallel):
     def multiply(self, linears: list[nn.Module], x: Any, mesh: DeviceMesh) -> list[Any]:
         """The results of linear layers with the same input."""
         if self.sends_nothing(x):
-            return [self._placed(_plainly(linear, x), mesh) for linear in linears]
+            return [self._placed(_plainly(linear, x), linear, mesh) for linear in linears]
         local, layout = _local(x, mesh, self.input_layouts[0])
         weights = [own_weight(linear) for linear in linears]
         name = group_name(mesh.get_group())
@@ -96,12 +96,14 @@ class ColwiseParallel(plain.ColwiseParallel):
         results = []
         for y, linear in zip(ys, linears, strict=True):
             bias = own(linear.bias)
-            results.append(self._placed(y if bias is None else y + bias.to(y.dtype), mesh))
+            results.append(self._placed(y if bias is None else y + bias.to(y.dtype), linear, mesh))
         return results
 
-    def _placed(self, y: torch.Tensor, mesh: DeviceMesh) -> Any:
-        made = Shard(y.dim() - 1)
-        return _result(y, mesh, made, self.output_layouts[0], self.use_local_output)
+    def _placed(self, y: torch.Tensor, linear: nn.Module, mesh: DeviceMesh) -> Any:
+        made, wanted = Shard(y.dim() - 1), self.output_layouts[0]
+        weight: Any = linear.weight
+        columns = weight.shape[0 if isinstance(linear, nn.Linear) else 1]
+        return _result(y, mesh, made, wanted, self.use_local_output, columns)
 
 
 class ColwiseTogether(ParallelStyle):
@@ -267,14 +269,22 @@ def _redistributed(
 
 
 def _result(
-    y: torch.Tensor, mesh: DeviceMesh, made: Placement, wanted: Placement, local: bool
+    y: torch.Tensor,
+    mesh: DeviceMesh,
+    made: Placement,
+    wanted: Placement,
+    local: bool,
+    columns: int | None = None,
 ) -> Any:
-    """Converts y from the layout `made` to `wanted`, as a DTensor or a plain tensor."""
+    """Converts y from the layout `made` to `wanted`, as a DTensor or a plain tensor. columns: those
+    of all ranks, if they are divided, because ranks may have different numbers of them."""
     if isinstance(wanted, Shard) and wanted.dim < 0:
         wanted = Shard(wanted.dim + y.dim())
     if made == wanted and local:
         return y
-    result = DTensor.from_local(y, mesh, [made], run_check=False)
+    shape = None if columns is None else torch.Size([*y.shape[:-1], columns])
+    stride = None if shape is None else torch.empty(shape, device="meta").stride()
+    result = DTensor.from_local(y, mesh, [made], run_check=False, shape=shape, stride=stride)
     if made != wanted:
         result = result.redistribute(placements=[wanted])
     return result.to_local() if local else result

@@ -120,18 +120,19 @@ def embedding_all_to_all(
     it; a rank whose tables need no gradient still takes part if it has a loss.
     """
     count = len(tables) if isinstance(tables, Sequence) else 1
+    first = tables[0] if isinstance(tables, Sequence) and count else None
     shards = None
     try:
         given = bagged(count, indices, offsets, lengths, per_sample_weights, include_last_offset)
         if row_splits is not None:
-            fabric = session_for(group, None).fabric
+            fabric = session_for(group, first).fabric
             modes = modes_of(mode, count)
             shards = Shards(tables, given, row_splits, modes, fabric.rank, fabric.world)
             if out is not None:
                 raise Unsupported("out= cannot be used with row_splits; use the returned tensor")
             given, mode = shards.given, shards.pooling
     except Exception as error:
-        session_for(group, None).fabric.refuse(OPERATOR.name, error)
+        session_for(group, first).fabric.refuse(OPERATOR.name, error)
         raise
     y = _called(tables, given, mode_text(mode), optimizer, sparse, group, schedule, out)
     return y if shards is None else shards.joined(y)

@@ -107,11 +107,11 @@ def _first_largest(values: torch.Tensor, bag: torch.Tensor, count: int) -> torch
     values = values.detach().float()
     most = values.new_full((count, values.shape[1]), float("-inf"))
     most = most.scatter_reduce(0, spread, values, "amax")
-    place = torch.arange(values.shape[0], device=values.device)[:, None].expand_as(values)
+    place = torch.arange(values.shape[0], device=bag.device)[:, None].expand_as(values)
     never = values.shape[0]
     found = torch.where(values == most[bag], place, never)
-    none = torch.full((count, values.shape[1]), never, device=values.device)
-    first = none.scatter_reduce(0, spread, found, "amin")
+    first = spread.new_full((count, values.shape[1]), never)
+    first = first.scatter_reduce(0, spread, found, "amin")
     return first[bag] == place
 
 

@@ -215,7 +215,7 @@ class Shards:
         """The result of this rank's bags, from the parts of all ranks."""
         bags = split(self._count, self.world)
         first, own = starts(bags)[self.rank], bags[self.rank]
-        parts = y.view(own, self.world, sum(self.dims)).split(self.dims, -1)  # type: ignore[no-untyped-call]
+        parts = torch.split(y.view(own, self.world, sum(self.dims)), self.dims, -1)
         made = []
         for part, mode, owner, bag in zip(parts, self.modes, self._owners, self._bags, strict=True):
             inside = (bag >= first) & (bag < first + own)

@@ -60,7 +60,7 @@ def apply(
     optimizer: TableOptimizer, table: torch.Tensor, index: torch.Tensor, rows: torch.Tensor
 ) -> None:
     """Updates a table with the gradients of the rows that bags have read; rows may repeat."""
-    different, place = index.unique(return_inverse=True)  # type: ignore[no-untyped-call]
+    different, place = torch.unique(index, return_inverse=True)
     total = torch.zeros(different.shape[0], table.shape[1], device=table.device)
     total.index_add_(0, place, rows.float())
     with torch.no_grad():

@@ -146,6 +146,7 @@ def _agree(session: Session, call: Call, request: Request) -> Runner:
         runner = prepared(fabric, plan, request.exposed, signatures, why, request.asked)
         session.keep(signatures, runner)
     session.keep(request.proposal.signature, runner)
+    runner.tally.why = request.why or runner.why
     return runner
 
 

@@ -39,7 +39,7 @@ class Tally:
     schedule: str
     asked: str
     why: str = ""
-    """The reason of the last call."""
+    """The reason of the last plan."""
     calls: int = 0
     seconds: float = 0.0
 
@@ -99,7 +99,6 @@ class Session:
         seconds, tally = ended - started, runner.tally
         tally.calls += 1
         tally.seconds += seconds
-        tally.why = why
         self._last = runner, why, started, ended, timeline
         return seconds
 

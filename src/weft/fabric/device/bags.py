@@ -25,7 +25,7 @@ class DeviceBags:
         out: torch.dtype,
     ) -> None:
         self._lookups = list(zip(tables, indices, offsets, weights, modes, strict=True))
-        self._dtype = out
+        self._out = out
         self._pooled: torch.Tensor | None = None
 
     def check(self) -> None:
@@ -47,10 +47,10 @@ class DeviceBags:
         mode: str,
     ) -> torch.Tensor:
         if table.shape[1] == 0 or offset.shape[0] == 0:
-            return table.new_empty(offset.shape[0], table.shape[1], dtype=self._dtype)
+            return table.new_empty(offset.shape[0], table.shape[1], dtype=self._out)
         wide = table.detach().float()  # sums are rounded once
         given = None if weight is None else weight.detach().float()
         made: torch.Tensor = embedding_bag(
             index, wide, offset.to(index.dtype), mode=mode, per_sample_weights=given
         )
-        return made.to(self._dtype)
+        return made.to(self._out)

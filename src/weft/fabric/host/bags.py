@@ -11,9 +11,10 @@ from weft.dtype import kernel_numbers
 from weft.errors import Unsupported
 from weft.fabric import _native
 
-_TYPES = kernel_numbers()
 POOLING = {"sum": 0, "mean": 1, "max": 2}
 """The numbers of modes in native code."""
+
+_TYPES = kernel_numbers()
 
 
 class Bags:
