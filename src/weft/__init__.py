@@ -103,8 +103,6 @@ def symmetric_empty(
     return _fabric_of(group).memory.empty(sizes, dtype or torch.get_default_dtype())
 
 
-<<<<<<< HEAD
-=======
 def check(group: dist.ProcessGroup | None = None, *, synchronize: bool = True) -> None:
     """Raises the error of an earlier call on a device, if there was one. Calls on CPU tensors raise
     their own errors, so there is nothing to check for them.
@@ -122,7 +120,6 @@ def check(group: dist.ProcessGroup | None = None, *, synchronize: bool = True) -
     _check_fabrics(group, synchronize)
 
 
->>>>>>> devtests
 def workspace_bytes(
     operation: str,
     m: int,
@@ -154,26 +151,6 @@ def workspace_bytes(
     else:
         some = [Schedule.parse(schedule) if isinstance(schedule, str) else schedule]
     return max(needed_bytes(asked.lower(one)) for one in some)
-<<<<<<< HEAD
-
-
-def check(group: dist.ProcessGroup | None = None, *, synchronize: bool = True) -> None:
-    """Raises the error of an earlier call on a device, if there was one. Calls on CPU tensors raise
-    their own errors, so there is nothing to check for them.
-
-    A known call on a device returns before it has run. If a peer is lost, late or makes another
-    call, the device goes on with data that is not valid, and the error is raised by the next call
-    or here.
-
-    Args:
-        group: the process group (None: all ranks).
-        synchronize: wait until the device has done everything that was enqueued, so that the
-            results of all calls so far are known to be valid. Otherwise, look only at what is
-            known by now.
-    """
-    _check_fabrics(group, synchronize)
-=======
->>>>>>> devtests
 
 
 def configure(

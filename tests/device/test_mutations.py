@@ -1,10 +1,5 @@
-<<<<<<< HEAD
-"""Stream programs lack nothing and have nothing to spare: each wait, post, join and hold that is
-left out is reported by the detector, or stops the call.
-=======
 """Stream programs have nothing to spare: each wait, post, join and hold that is left out
 is reported by the detector, or stops the call.
->>>>>>> devtests
 
 `make test` takes a seeded sample of the mutants; WEFT_TEST_MUTANTS=all takes all of them."""
 

@@ -278,7 +278,7 @@ def _bind(
         try:
             return _combine(proposals)
         except Renew as renewed:
-            known[local], known.learned = renewed.args[0], True
+            known[local], known.learned = renewed.size, True
             raise
 
     def finish(results: Mapping[str, torch.Tensor]) -> torch.Tensor:

@@ -43,6 +43,10 @@ class Renew(Error):
     """The ranks agree, but one did not know the size of its result before. It does now, so the
     arguments must be bound again."""
 
+    def __init__(self, size: Any) -> None:
+        super().__init__(f"a result has the size {size}")
+        self.size = size
+
 
 class Bound(NamedTuple):
     """The arguments of a call on this rank, checked.

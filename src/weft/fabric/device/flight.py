@@ -209,11 +209,7 @@ class DeviceFlight:
         return self
 
     def cancel(self) -> None:
-<<<<<<< HEAD
-        """Joins what was enqueued. The group is given up, which releases the waits of all ranks."""
-=======
         """Joins what was enqueued. The group is given up, so all waits are released."""
->>>>>>> devtests
         self._join(number for number in self._streams if number)
 
     def _join(self, lanes: Iterable[int]) -> None:
