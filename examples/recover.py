@@ -134,9 +134,9 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        # One name for all ranks and all attempts, which only differ in their processes.
-        run = f"{os.environ['TORCHELASTIC_RUN_ID']}-{os.environ['MASTER_PORT']}-{os.getppid()}"
-        arguments.checkpoint = arguments.checkpoint or f"{tempfile.gettempdir()}/recover-{run}"
+        # One name for all ranks and all attempts: they have the same parent, torchrun.
+        named = f"{tempfile.gettempdir()}/recover-{os.getppid()}"
+        arguments.checkpoint = arguments.checkpoint or named
         dist.init_process_group("gloo")
         losses = train(arguments, fails=os.environ["TORCHELASTIC_RESTART_COUNT"] == "0")
         if dist.get_rank() == 0:
