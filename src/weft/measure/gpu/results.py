@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 import weft
 from weft import fabric
+from weft.dtype import in_triton
 from weft.errors import Error, Unsupported
 from weft.measure.gpu.finding import Check, State
 
@@ -25,7 +26,7 @@ SCHEDULES = (
     "uniform-fused-2d",
     "adaptive",
 )
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+DTYPES = tuple(in_triton())
 ROWS, COLUMNS, INNER = 24, 20, 16
 """Of every rank."""
 
