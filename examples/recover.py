@@ -68,17 +68,18 @@ def train(arguments: argparse.Namespace, fails: bool) -> list[float]:
     x, y, up, down = data(arguments)
     rank, world = dist.get_rank(), dist.get_world_size()
     file, first, losses = Path(arguments.checkpoint), 0, []
+    killed = Path(f"{arguments.checkpoint}.killed")  # when, for the time that recovery takes
     if file.exists():
         kept = torch.load(file)
         first, losses, up, down = kept["step"], kept["losses"], kept["up"], kept["down"]
     model = Model(up, down, rank, world)
     for step in range(first, arguments.steps):
         if fails and step == arguments.fail_at and rank == 1:
-            arguments.store.set("killed at", str(time.time()))
+            killed.write_text(str(time.time()))
             os.kill(os.getpid(), signal.SIGKILL)
         losses.append(model.step(x, y, weft.matmul_all_reduce))
         if rank == 0 and step == first and not fails:
-            since = time.time() - float(arguments.store.get("killed at"))
+            since = time.time() - float(killed.read_text())
             print(
                 f"{world} ranks go on from step {first}; the first good call was "
                 f"{since:.2f} s after the kill"
@@ -95,10 +96,10 @@ def train(arguments: argparse.Namespace, fails: bool) -> list[float]:
 def survive(arguments: argparse.Namespace, rank: int) -> None:
     """A rank that goes on with those that are left."""
     members = list(range(arguments.world))
-    arguments.store = dist.FileStore(f"{arguments.checkpoint}.store", -1)
+    file = dist.FileStore(f"{arguments.checkpoint}.store", -1)
     while True:
         # Every attempt has keys of its own; the store must not be on a rank that may die.
-        store = dist.PrefixStore(f"{len(members)} ranks", arguments.store)
+        store = dist.PrefixStore(f"{len(members)} ranks", file)
         here, world = members.index(rank), len(members)
         dist.init_process_group("gloo", store=store, rank=here, world_size=world)
         try:
@@ -133,10 +134,9 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        # One name for all ranks and all attempts, which only differ in their processes.
-        run = f"{os.environ['TORCHELASTIC_RUN_ID']}-{os.environ['MASTER_PORT']}-{os.getppid()}"
-        arguments.checkpoint = arguments.checkpoint or f"{tempfile.gettempdir()}/recover-{run}"
-        arguments.store = dist.FileStore(f"{arguments.checkpoint}.store", -1)
+        # One name for all ranks and all attempts: they have the same parent, torchrun.
+        named = f"{tempfile.gettempdir()}/recover-{os.getppid()}"
+        arguments.checkpoint = arguments.checkpoint or named
         dist.init_process_group("gloo")
         losses = train(arguments, fails=os.environ["TORCHELASTIC_RESTART_COUNT"] == "0")
         if dist.get_rank() == 0:

@@ -88,6 +88,8 @@ void Heap::leave() {
   for (int r = 0; r < world_; ++r) control(r).doorbell.add_one();
 }
 
+// `failed` is stored last and loaded first (sequentially consistent, which includes release and
+// acquire): whoever sees it also sees when and why. The doorbells wake those who sleep.
 void Heap::fail(uint64_t call, Why why) {
   RankControl& own = control(rank_);
   own.failed_at.store(now_ns());

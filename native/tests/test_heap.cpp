@@ -197,6 +197,21 @@ TEST(of_several_peers_that_are_gone_the_cause_is_named) {
   CHECK(heap.check_peers(1).code == Code::peer_left);  // they had done their part of it
 }
 
+TEST(whoever_sees_that_a_rank_gave_up_sees_why) {
+  for (int round = 0; round < 50 * kRounds; ++round) {
+    Ranks ranks(2, kSpan);
+    for (int r = 0; r < 2; ++r) ranks[r].heap().control(r).entered.set(1);
+    ranks.each([&](int rank, Fabric& fabric) {
+      if (rank == 1) return fabric.heap().fail(1, Why::deadline);
+      RankControl& peer = fabric.heap().control(1);
+      while (peer.failed.load() == 0) spin_pause();
+      CHECK(peer.why.load() == Why::deadline);
+      CHECK(peer.failed_at.load() > 0);
+      CHECK(fabric.heap().check_peers(1).code == Code::ok);  // its own deadline tells more
+    });
+  }
+}
+
 TEST(a_peer_whose_process_has_ended_is_lost) {
   Ranks ranks(2, kSpan);
   pid_t child = 0;

@@ -12,11 +12,8 @@ _LONGEST = 4000
 class Error(Exception):
     """Base class of all errors that weft raises on purpose."""
 
-    def __init__(self, message: str = "") -> None:
-        if len(message) > _LONGEST:
-            half = _LONGEST // 2
-            message = f"{message[:half]} ... {message[-half:]}"
-        super().__init__(message)
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*map(_shortened, arguments))
 
 
 class PeerLost(Error):
@@ -47,6 +44,13 @@ class Unsupported(Error):
 
 class InvalidPlan(Error):
     """A plan breaks a rule that `plan.verify` checks: a bug in a lowering, never in a call."""
+
+
+def _shortened(message: object) -> object:
+    if not isinstance(message, str) or len(message) <= _LONGEST:
+        return message
+    half = _LONGEST // 2
+    return f"{message[:half]} ... {message[-half:]}"
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

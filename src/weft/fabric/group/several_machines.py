@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -25,9 +26,9 @@ from weft.fabric.group.transport import connect_seconds, open_transport
 from weft.fabric.host.opening import heap_span, open_heap
 from weft.fabric.interface import Capabilities
 from weft.fabric.outcomes import PEER_FAILED, PEER_LOST, Outcome
-from weft.fabric.presence import store_of
+from weft.fabric.presence import lost, store_of
 from weft.fabric.reach import SharedBlock, Transfer
-from weft.fabric.rendezvous import Hello, exchange, look_after, number_of
+from weft.fabric.rendezvous import Hello, exchange, look_after, machine, number_of
 from weft.plan import network
 from weft.plan.tasks import Plan, Plannable
 from weft.plan.two_level_gathering import RELAY
@@ -38,6 +39,10 @@ CAN = Capabilities("group", adaptive=True, two_level=True, paced=True)
 
 STORE_SECONDS = 2.0
 """Seconds to wait for the note of a lost peer in the group's store, before it counts as dead."""
+
+
+NOTE_SECONDS = 1.0
+"""Seconds that a rank which closed its connections has to write why."""
 
 
 class SeveralMachines:
@@ -164,12 +169,19 @@ class SeveralMachines:
         _in_time(lambda: self._store().set(key, json.dumps(note)), STORE_SECONDS / 2)
 
     def _note_of(self, rank: int) -> dict[str, Any] | None:
-        """The note of a rank that gave up; None if it died."""
+        """The note of a rank that gave up; None if it died. A rank may close its connections before
+        it writes its note, so one whose process is there has a moment for it."""
         key = f"{self._notes}/{rank}"
 
         def look() -> Any:
-            store = self._store()
-            return json.loads(store.get(key)) if store.check([key]) else None
+            store, until = self._store(), time.monotonic() + NOTE_SECONDS
+            while not store.check([key]):
+                group = self._group()
+                over = time.monotonic() > until
+                if over or group is None or lost(group, [rank], machine()) is not None:
+                    return None
+                time.sleep(0.02)
+            return json.loads(store.get(key))
 
         found: dict[str, Any] | None = _in_time(look, STORE_SECONDS)
         return found
