@@ -6,13 +6,15 @@
 #   make odr           that no two types of the native modules share a name
 #   make sanitize      native and Python tests under address, undefined and thread sanitizers
 #   make conformance   PyTorch's own distributed suite on the backend "weft"
+#   make chaos         a rank is killed, stopped and interrupted at every point of a call
+#   make fuzz          10,000 cases of everything that parses
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 NATIVE := $(filter-out native/tests/% native/loom/%, $(wildcard native/*.* native/*/*.cpp native/*/*.h native/*/*.inc))
 
-.PHONY: demo test check setup clean native-test odr sanitize conformance
+.PHONY: demo test check setup clean native-test odr sanitize conformance chaos fuzz
 
 demo: setup
 	$(BIN)/weft demo
@@ -56,6 +58,12 @@ conformance: setup
 	@$(BIN)/pip install --quiet --disable-pip-version-check --upgrade --target build/conformance/site \
 	  expecttest
 	@PYTHONPATH=build/conformance/site $(BIN)/python -m pytest -rs tests/conformance/torch_distributed.py
+
+chaos: setup
+	@WEFT_CHAOS=all $(BIN)/python -m pytest -n 2 tests/chaos
+
+fuzz: setup
+	@WEFT_FUZZ=nightly $(BIN)/python -m pytest -n 2 tests/fuzz
 
 clean:
 	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -239,6 +239,7 @@ Outcome Channel::work(Job& job, bool patient) {
         outcome = release(job, patient);
         break;
       case Job::Phase::ended:
+        come_to(Point::channel_finish);
         of(rank_).finished.value.store(job.number, std::memory_order_release);
         return job.outcome;
     }

@@ -37,7 +37,7 @@ void Bags::pool(const Kernels& kernels, uint64_t first, uint64_t bags, uint64_t 
     const uint64_t end = std::min(column + columns, t.column + t.dim);
     if (begin >= end || bags == 0) continue;
     kernels.pool(t, first, bags, begin - t.column, end - begin,
-                 target + (begin - column) * size_of(t.type), pitch);
+                 target + (begin - column) * size_of(t.out), pitch);
   }
 }
 

@@ -22,6 +22,9 @@ struct Weight {
   const float* scale;  // one per column, or null
 };
 
+// What is made of the rows of a bag. An empty bag gives zeros.
+enum class Pooling : int { sum = 0, mean = 1, max = 2 };
+
 // One embedding table and what the bags ask of it. Bag b has the indices from offsets[b] to the next
 // bag's offset, the last one to the end.
 struct Table {
@@ -35,8 +38,9 @@ struct Table {
   const void* offsets;
   bool wide_offsets;
   uint64_t num_bags;
-  const void* weights;  // one per index in the table's type, or null
-  bool mean;
+  const void* weights;  // one per index in the table's type, or null; for sums only
+  Pooling pooling;
+  Type out;  // of the pooled rows
 };
 
 struct Kernels {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -33,6 +34,10 @@ class Fabric:
         """Those of the schedules that this fabric can carry out."""
         return [name for name in schedules if self._is_able(name)]
 
+    def some(self, seeds: Sequence[int]) -> Sequence[int]:
+        """Those of the seeds that `make test` has time for."""
+        return seeds
+
     def _is_able(self, name: str) -> bool:
         if name == "auto":
             return True
@@ -57,8 +62,21 @@ class OnLoom(Fabric):
             pytest.skip(reason)
         build.library()  # here, where no deadline runs
         own = pools.others.setdefault("loom", LoomPools(pools))
-        return own.get(world, **self.settings.get(world, {}))
+        return own.get(world, **(MODE or self.settings.get(world, {})))
 
+    def some(self, seeds: Sequence[int]) -> Sequence[int]:
+        return seeds if ALL_ON_LOOM else seeds[-1:]
+
+
+ALL_ON_LOOM = os.environ.get("WEFT_TEST_LOOM", "") == "all"
+"""Whether the emulated device runs all cases, which takes long."""
+
+MODE: dict[str, object] = {}
+"""How the emulated device behaves in all worlds, if WEFT_TEST_LOOM_MODE says: a mode, or
+queues=1."""
+if os.environ.get("WEFT_TEST_LOOM_MODE"):
+    _asked = os.environ["WEFT_TEST_LOOM_MODE"]
+    MODE = {"queues": int(_asked[7:])} if _asked.startswith("queues=") else {"mode": _asked}
 
 FLAT: Environment = {"WEFT_FABRIC": "flat"}
 

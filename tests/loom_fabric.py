@@ -49,6 +49,7 @@ class LoomPools:
         if found is None or not found.pool.usable:
             if found is not None:
                 found.pool.close()
+                found.session.close()
             session = Session(world, log_bytes=1 << 30)
             environment: Environment = {
                 "WEFT_LOOM_CHECK": "1",

@@ -92,7 +92,7 @@ FIGURES = (
     Figure(
         "decoding, one row: speedup of the in-kernel all-reduce over a matmul, then gloo",
         "fused",
-        "GEMV 1x1024x1024: mv + gloo / fused",
+        "GEMV 1x1024x1024: mv + gloo / in-kernel",
         _times,
     ),
     Figure(

@@ -1,4 +1,4 @@
-// The layout of a session's memory, which Python makes and reads as well (weft/loom/session.py).
+// The layout of a session's memory, which Python makes and reads as well (weft/loom/loom_session.py).
 #pragma once
 
 #include <unordered_map>

@@ -89,8 +89,9 @@ TEST(lookups_into_tables) {
   for (const Kernels* kernels : all_kernels())
     for (const Type type : kTypes)
       for (const uint64_t dim : {1, 5, 16, 37, 130})
-        for (const bool mean : {false, true})
+        for (const Pooling pooling : {Pooling::sum, Pooling::mean, Pooling::max})
           for (const bool weighted : {false, true}) {
+            if (weighted && pooling == Pooling::max) continue;
             const auto table = numbers(type, 10 * dim, 0), weights = numbers(type, wide.size(), 1);
             std::vector<char> out(4 * dim * size_of(type) + 1, 7), expected = out;
             std::vector<float> sums(dim);
@@ -98,7 +99,7 @@ TEST(lookups_into_tables) {
               const void* indices = is_wide ? static_cast<const void*>(wide.data()) : narrow.data();
               Bags bags;
               bags.add({table.data(), type, 10, dim, 0, indices, is_wide, wide.size(), offsets.data(),
-                        true, 4, weighted ? weights.data() : nullptr, mean});
+                        true, 4, weighted ? weights.data() : nullptr, pooling, type});
               CHECK_SAME(std::get<0>(bags.check(*kernels)), 0);
               // The mean of four is exact; of others only without a division.
               bags.pool(*kernels, 0, 4, 0, dim, out.data(), dim * size_of(type));
@@ -107,9 +108,14 @@ TEST(lookups_into_tables) {
                 const uint64_t count = end - uint64_t(offsets[bag]);
                 for (uint64_t c = 0; c < dim; ++c) {
                   float sum = 0;
-                  for (uint64_t i = uint64_t(offsets[bag]); i < end; ++i)
-                    sum += small(uint64_t(wide[i]) * dim + c) * (weighted ? small(i + 1) : 1);
-                  if (mean && count) sum /= float(count);
+                  for (uint64_t i = uint64_t(offsets[bag]); i < end; ++i) {
+                    const float value = small(uint64_t(wide[i]) * dim + c);
+                    if (pooling == Pooling::max)
+                      sum = i == uint64_t(offsets[bag]) || value > sum ? value : sum;
+                    else
+                      sum += value * (weighted ? small(i + 1) : 1);
+                  }
+                  if (pooling == Pooling::mean && count) sum /= float(count);
                   float found;
                   kernels->widen(out.data() + (bag * dim + c) * size_of(type), type, 1, &found);
                   CHECK(std::abs(found - sum) <= (type == Type::f32 ? 0 : 0.01f * std::abs(sum)));
@@ -127,7 +133,7 @@ TEST(what_is_wrong_with_bags_is_found) {
     for (const Kernels* kernels : all_kernels()) {
       Bags bags;
       bags.add({table.data(), Type::f32, 10, 4, 0, indices.data(), true, indices.size(),
-                offsets.data(), true, offsets.size(), nullptr, false});
+                offsets.data(), true, offsets.size(), nullptr, Pooling::sum, Type::f32});
       code = std::get<0>(bags.check(*kernels));
     }
     return code;

@@ -21,6 +21,7 @@ from weft.collectives import (
 from weft.collectives.group_channel import explain_collective as _explain_collective
 from weft.errors import Cancelled, Error, InvalidPlan, Mismatch, PeerLost, Timeout, Unsupported
 from weft.fabric import Link
+from weft.fabric import check as _check_fabrics
 from weft.fabric import of as _fabric_of
 from weft.fabric.deadlines import seconds_of as _seconds_of
 from weft.ops.all_gather_matmul import all_gather_matmul
@@ -66,6 +67,7 @@ def __getattr__(name: str) -> object:
     return module if name == "nn" else getattr(module, name)
 
 
+@_this_host.register_calibrator
 def _calibrate(fabric: Fabric) -> Machine:
     """Calibrates this machine quickly with the ranks of a group, and saves the description."""
     from weft.measure.calibration import QUICK, here, keep
@@ -77,9 +79,6 @@ def _calibrate(fabric: Fabric) -> Machine:
         except Error as error:
             warnings.warn(f"the calibration cannot be kept: {error}", stacklevel=2)
     return machine
-
-
-_this_host.calibrator = _calibrate
 
 
 def explain() -> Explanation | None:
@@ -102,6 +101,23 @@ def symmetric_empty(
     for size in shape:
         sizes.extend(size if isinstance(size, Iterable) else [size])
     return _fabric_of(group).memory.empty(sizes, dtype or torch.get_default_dtype())
+
+
+def check(group: dist.ProcessGroup | None = None, *, synchronize: bool = True) -> None:
+    """Raises the error of an earlier call on a device, if there was one. Calls on CPU tensors raise
+    their own errors, so there is nothing to check for them.
+
+    A known call on a device returns before it has run. If a peer is lost, late or makes another
+    call, the device goes on with data that is not valid, and the error is raised by the next call
+    or here.
+
+    Args:
+        group: the process group (None: all ranks).
+        synchronize: wait until the device has done everything that was enqueued, so that the
+            results of all calls so far are known to be valid. Otherwise, look only at what is
+            known by now.
+    """
+    _check_fabrics(group, synchronize)
 
 
 def workspace_bytes(
@@ -188,6 +204,7 @@ __all__ = [
     "all_to_all",
     "all_to_all_matmul",
     "broadcast",
+    "check",
     "compile",
     "configure",
     "embedding_all_to_all",

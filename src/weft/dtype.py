@@ -24,7 +24,8 @@ class Dtype:
     that a GEMM library gives for operands of this dtype if nothing else is asked for. rated: the
     dtype whose GEMM rate a machine's description gives (None: it cannot be multiplied). channel:
     its number in `native/sums.h`. kernel: its number in `native/fused.h`. triton: its name in a
-    Triton signature. operators: whether the operators take it on a host.
+    Triton signature. published: its name in tables of published measurements. operators: whether
+    the operators take it on a host.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Dtype:
     channel: int | None = None
     kernel: int | None = None
     triton: str | None = None
+    published: str | None = None
     operators: bool = False
 
     @property
@@ -63,13 +65,22 @@ DTYPES: dict[str, Dtype] = {
     for dtype in (
         _float("float64", 8, 0, rated="float64", operators=True),
         _float("float32", 4, 1, rated="float32", kernel=0, triton="fp32", operators=True),
-        _float("bfloat16", 2, 3, rated="bfloat16", kernel=1, triton="bf16", operators=True),
+        _float(
+            "bfloat16",
+            2,
+            3,
+            rated="bfloat16",
+            kernel=1,
+            triton="bf16",
+            published="bf16",
+            operators=True,
+        ),
         _float("float16", 2, 2, rated="float16", kernel=2, triton="fp16", operators=True),
         _float("float8", 1, rated="float8"),  # either kind, where only rate and bytes count
-        Dtype("int8", 1, "int32", "bfloat16", rated="int8", channel=4, kernel=3),
+        Dtype("int8", 1, "int32", "bfloat16", "int8", channel=4, kernel=3, published="int8"),
         _float("float8_e4m3fn", 1, rated="float8"),
         _float("float8_e5m2", 1, rated="float8"),
-        _float("float8_blockscale", 1, rated="float8_blockscale"),
+        _float("float8_blockscale", 1, rated="float8_blockscale", published="fp8-blockscale"),
         _integer("uint8", 1, 5),
         _integer("int16", 2, 6),
         _integer("int32", 4, 7),
@@ -90,6 +101,9 @@ NARROW: tuple[str, ...] = tuple(n for n in MULTIPLIED if DTYPES[n].accumulator !
 
 ON_HOST: tuple[str, ...] = tuple(d.name for d in DTYPES.values() if d.operators)
 """What the operators take on a host."""
+
+PUBLISHED: dict[str, str] = {d.published: d.name for d in DTYPES.values() if d.published}
+"""Names by the names in tables of published measurements."""
 
 
 def find(name: str) -> Dtype:
@@ -113,6 +127,18 @@ def rated(name: str) -> str:
     """The dtype whose GEMM rate describes this one on a machine. A name without a rate stays as it
     is, so that the machine that has none for it says so."""
     return (DTYPES[name].rated if name in DTYPES else None) or name
+
+
+@cache
+def on_host() -> dict[torch.dtype, str]:
+    """The names of what the operators take on a host, by torch dtype."""
+    return {DTYPES[name].torch: name for name in ON_HOST}
+
+
+@cache
+def in_triton() -> dict[torch.dtype, str]:
+    """The names in a Triton signature of what Triton kernels take, by torch dtype."""
+    return {d.torch: d.triton for d in DTYPES.values() if d.triton is not None}
 
 
 @cache

@@ -5,9 +5,18 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+_LONGEST = 4000
+"""Characters of a message. What a user wrote may be longer, and is quoted in part."""
+
 
 class Error(Exception):
     """Base class of all errors that weft raises on purpose."""
+
+    def __init__(self, message: str = "") -> None:
+        if len(message) > _LONGEST:
+            half = _LONGEST // 2
+            message = f"{message[:half]} ... {message[-half:]}"
+        super().__init__(message)
 
 
 class PeerLost(Error):

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, ClassVar, Protocol
 
-from weft.dtype import ITEM_BYTES as ITEM_BYTES
 from weft.dtype import find as find_dtype
 from weft.errors import Unsupported, nearest
 

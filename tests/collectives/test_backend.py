@@ -234,3 +234,25 @@ def test_training_gives_the_losses_of_gloo(pool, kind):
 
 def test_weights_gathered_by_the_hook(pool):
     assert pool(2).run(train, "hook") == pool(2).run(train, "fsdp")
+
+
+def saved_in_the_background(path):
+    """A checkpoint that is written while the ranks compute, as `async_save` does."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    whole = torch.arange(24.0).view(4, 6)
+    state = {"w": distribute_tensor(whole, mesh, [Shard(0)]), "step": torch.tensor(7)}
+    future = dcp.async_save(state, checkpoint_id=path)
+    state["w"].to_local().mul_(2)  # the checkpoint has a copy of its own
+    future.result()
+    found = {"w": distribute_tensor(whole * 0, mesh, [Shard(0)]), "step": torch.tensor(0)}
+    dcp.load(found, checkpoint_id=path)
+    assert torch.equal(found["w"].full_tensor(), whole)
+    assert int(found["step"]) == 7
+
+
+def test_async_save(pool, tmp_path):
+    pool(2).run(on_weft, saved_in_the_background, str(tmp_path))

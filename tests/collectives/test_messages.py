@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
+from datetime import timedelta
 
 import pytest
 import torch
@@ -104,19 +105,21 @@ def test_threads_wake_each_other(ranks):
 
 def gone(how):
     """All that could send go away: who receives from any rank hears it, and need not wait."""
-    rank = dist.get_rank()
+    rank, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
     weft.all_reduce(torch.ones(1), group=dist.group.WORLD)
     if rank != 0:
         time.sleep(0.3)
         if how == "give up":
             weft.fabric.of(None).give_up(weft.Error("enough"))
-            time.sleep(1.5)
+            store.wait(["heard"], timedelta(seconds=30))  # before it leaves, too
         return None
     started = time.monotonic()
     try:
         dist.recv(torch.empty(3))
     except weft.PeerLost as error:
         return str(error), time.monotonic() - started
+    finally:
+        store.set("heard", "")
     return "nothing", 0.0
 
 

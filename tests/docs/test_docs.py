@@ -3,6 +3,7 @@ the docstrings, and every link leads somewhere."""
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import re
 from pathlib import Path
@@ -22,6 +23,12 @@ SAYS = {
     "trained.py": "torch.Size([64, 128]) torch.Size([64, 128]) torch.Size([128, 256])",
     "compiled.py": "left 1 as they were",
     "own_backend.py": "all_gather_matmul",
+    "dynamic.py": "2 graphs, each with matmul_all_reduce",
+    "hugging_face.py": "8 sharded layers are overlapped, 2 are not.",
+    "your_plan.py": "4 sharded layers are overlapped, 0 are not.",
+    "sequence.py": "matmul_reduce_scatter",
+    "inference.py": "greedy, static cache, beams: alike",
+    "compiled_generate.py": "no new graph for other lengths",
     "fused.py": "pooled (2, 6) 12.0",
     "collected.py": "announcement (up to 32 KiB travel with the announcement",
     "backend.py": "weft: [1.0, 1.0, 1.0] from rank 1",
@@ -88,3 +95,25 @@ def test_every_link_leads_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)\)", path.read_text()):
         if not target.startswith("http"):
             assert (path.parent / target).exists(), target
+
+
+def reasons():
+    """The text of every reason that the compile pass can give, its longest fixed piece."""
+    for name in ("reduce_patterns", "gather_patterns", "rewrite"):
+        tree = ast.parse((ROOT / f"src/weft/nn/{name}.py").read_text())
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.Constant | ast.JoinedStr):
+                continue
+            pieces = node.values if isinstance(node, ast.JoinedStr) else [node]
+            fixed = [p.value for p in pieces if isinstance(p, ast.Constant)]
+            text = max((p for p in fixed if isinstance(p, str)), key=len, default="").strip(" :;,")
+            # A reason is a sentence in lower case; docstrings begin with a capital.
+            if len(text.split()) >= 4 and text[0].islower() and "\n" not in text:
+                yield text
+
+
+def test_every_reason_of_the_compile_pass_is_explained():
+    page = (ROOT / "docs/how-to/compile.md").read_text()
+    found = set(reasons())
+    assert len(found) >= 18
+    assert [reason for reason in found if reason not in page] == []

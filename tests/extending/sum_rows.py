@@ -12,9 +12,9 @@ from functools import lru_cache
 import torch
 import torch.distributed as dist
 
+from weft.dtype import ITEM_BYTES
 from weft.errors import InvalidPlan
 from weft.measure import arms
-from weft.operation import ITEM_BYTES
 from weft.operation import register as register_operation
 from weft.ops.operator import Bound, Operator, register, run, session_for
 from weft.plan.builder import Builder, refuse_impossible

@@ -171,6 +171,37 @@ def test_near_misses_say_why(ranks, name):
         assert LEFT[name][2] in text
 
 
+def in_place(x, w, v, b):
+    """What torch's and Hugging Face's row-wise layers do without gradients."""
+    y = x @ w
+    dist.all_reduce(y)
+    return y + 1
+
+
+def dynamic():
+    """All cases in graphs whose sizes are symbols: what they match, and results for other sizes."""
+    found = {}
+    for name, (function, shape, _) in {**FOUND, "in place": (in_place, (2, 4, 6), [])}.items():
+        torch.compiler.reset()
+        reports = []
+        splits = "exchange" in function.__code__.co_names
+        quick = weft.compile(function, reports=reports, fullgraph=True, dynamic=not splits)
+        w, v, b = integers(6, 8, seed=1), integers(8, 6, seed=2), integers(8)
+        for number in (1, 2, 3):
+            sizes = shape if splits else (*shape[:-2], shape[-2] * number, shape[-1])
+            x = integers(*sizes, seed=number)
+            assert torch.equal(quick(x, w, v, b), torch.as_tensor(function(x, w, v, b))), name
+        found[name] = [[match.operator for match in r.matches] for r in reports], str(reports)
+    return found
+
+
+def test_dynamic_sizes_match_the_same_pairs(ranks):
+    for found in ranks(2).run(dynamic, within=180):
+        for name, (matches, text) in found.items():
+            want = ["matmul_all_reduce"] if name == "in place" else FOUND[name][2]
+            assert matches == [want], (name, text)  # one graph for all sizes
+
+
 def transformer(num_layers):
     """A transformer under torch's styles, compiled, forward and backward."""
     torch.compiler.reset()

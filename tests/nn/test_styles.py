@@ -188,3 +188,83 @@ def uneven():
 
 def test_uneven_rows(ranks):
     ranks(3).run(uneven)
+
+
+def moded(mode, layout):
+    """Inference mode and autocast: what torch's styles give, also if an input is changed in
+    between."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    theirs = Gated(6, 12, True)
+    exact(theirs, 3)
+    ours = copy.deepcopy(theirs)
+    for module, styles in ((theirs, plain), (ours, weft.nn)):
+        plan = {"w2": styles.RowwiseParallel(output_layouts=layout)}
+        if styles is weft.nn:
+            together = weft.nn.ColwiseTogether("w1", "w3", input_layouts=layout)
+            plain.parallelize_module(ours, mesh, together)
+        else:
+            plan["w1"] = plan["w3"] = styles.ColwiseParallel(input_layouts=layout)
+        plain.parallelize_module(module, mesh, plan)
+    x = shard_of((2, 8, 6), None if layout == Replicate() else 1)
+
+    def changed(module, x):
+        first = module.w1(x)
+        x.mul_(2)
+        return first * module.w3(x)
+
+    with mode():
+        for call in (lambda m, x: m(x), changed):
+            got, want = call(ours, x.clone()), call(theirs, x.clone())
+            assert got.dtype == want.dtype
+            # torch adds the products of ranks in bfloat16, weft in float32.
+            rounding = 2**-6 * float(want.abs().max()) if mode is autocast else 0
+            torch.testing.assert_close(got, want, rtol=0, atol=rounding)
+    if mode is autocast:
+        with mode():
+            y = ours(x.clone().requires_grad_())
+            assert y.dtype == torch.bfloat16
+        y.float().sum().backward()
+        assert all(p.grad.dtype == torch.float32 for p in ours.parameters())
+
+
+def autocast():
+    return torch.autocast("cpu", dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, autocast, torch.no_grad])
+@pytest.mark.parametrize("layout", [Replicate(), Shard(1)])
+def test_modes_equal_torch(ranks, mode, layout):
+    ranks(2).run(moded, mode, layout)
+
+
+def twice(layout):
+    """Second derivatives: those of the module on one rank."""
+    torch.manual_seed(3)
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    alone = Gated(6, 12, True).double()
+    ours = copy.deepcopy(alone)
+    together = weft.nn.ColwiseTogether("w1", "w3", input_layouts=layout)
+    plain.parallelize_module(ours, mesh, together)
+    row = weft.nn.RowwiseParallel(output_layouts=layout)
+    plain.parallelize_module(ours, mesh, {"w2": row})
+    x = torch.randn(2, 8, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    cut = None if layout == Replicate() else 1
+
+    def penalty(module, x, total):
+        loss = (module(x) ** 2).sum()
+        (first,) = torch.autograd.grad(loss, x, create_graph=True)
+        total(loss, first).backward()
+        return x.grad
+
+    want = penalty(alone, x.clone().requires_grad_(), lambda loss, g: loss + g.square().sum())
+    own = x if cut is None else x.chunk(2, cut)[dist.get_rank()]
+    got = penalty(ours, own.clone().requires_grad_(), lambda loss, g: loss + g.square().sum())
+    want = want if cut is None else want.chunk(2, cut)[dist.get_rank()]
+    torch.testing.assert_close(got, want)
+    for name, parameter in alone.named_parameters():
+        torch.testing.assert_close(whole(ours.get_parameter(name).grad), parameter.grad)
+
+
+@pytest.mark.parametrize("layout", [Replicate(), Shard(1)])
+def test_second_derivatives(ranks, layout):
+    ranks(2).run(twice, layout)

@@ -74,7 +74,7 @@ def test_every_operator_is_here():
 def test_every_schedule_equals_plain_torch(run, fabric, world, name):
     schedules = fabric.able(OPERATORS[name].schedules(world))
     seeds = range(2) if world == 4 else range(3)
-    run(forward, name, schedules, seeds if fabric.in_place else seeds[:2])
+    run(forward, name, schedules, fabric.some(seeds) if fabric.in_place else seeds[:2])
 
 
 @pytest.mark.parametrize("name", [name for name in OPERATORS if OPERATORS[name].shapes])
@@ -162,7 +162,7 @@ def test_many_chunks_on_a_paced_link(ranks, name):
 @worlds(only=(2, 3, 4))
 def test_gradients_equal_plain_torch(run, fabric, world, name):
     schedules = fabric.able(OPERATORS[name].schedules(world)) if world == 2 else few(fabric, name)
-    run(backward, name, schedules, (1, 2))
+    run(backward, name, schedules, fabric.some((1, 2)))
 
 
 @pytest.mark.parametrize(("name", "example"), EXAMPLES)

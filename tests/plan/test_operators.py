@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from interpreted import POSSIBLE, proved
 
 from weft import InvalidPlan, Schedule, Unsupported
+from weft.dtype import ITEM_BYTES
 from weft.machine import load
-from weft.operation import ITEM_BYTES, find, split, starts
+from weft.operation import find, split, starts
 from weft.plan.all_to_all_matmul import AllToAllMatmul
 from weft.plan.gather_contract import GatherContract
 from weft.plan.matmul_all_reduce import MatmulAllReduce, shares_columns

@@ -13,8 +13,9 @@ from weft import Unsupported
 from weft.fabric import Link
 from weft.machine import Measured, load
 from weft.plan.all_gather_matmul import AllGatherMatmul
+from weft.plan.matmul_reduce_scatter import MatmulReduceScatter
 from weft.schedule import Schedule
-from weft.select import model, this_host
+from weft.select import model, store, this_host
 from weft.select.heuristic import PAPER, choose, estimates, least, paper
 from weft.select.numbers import gemms
 from weft.simulate import run
@@ -172,6 +173,18 @@ def test_several_weights_cost_more_than_one():
     three = AllGatherMatmul.of(8192, (512, 512, 512), 4096, 4, "bfloat16")
     for schedule, seconds in estimates(machine, one).items():
         assert estimates(machine, three)[schedule] >= seconds
+
+
+@pytest.mark.parametrize("result", ["bfloat16", "float32"])
+def test_the_rule_knows_the_dtype_of_the_result(result):
+    """With wider results more bytes are sent, and serial takes what it simulates to."""
+    machine, serial = load("h100"), Schedule.parse("serial@dma")
+    operation = MatmulReduceScatter.of(16384, 4096, 512, 8, "float8_e4m3fn", result)
+    seconds = run(operation.lower(serial), machine).seconds
+    assert estimates(machine, operation)[serial] == pytest.approx(seconds, rel=0.05)
+    narrow = MatmulReduceScatter.of(16384, 4096, 512, 8, "float8_e4m3fn")
+    assert estimates(machine, operation)[serial] > estimates(machine, narrow)[serial]
+    assert store.question(operation, "memory", "1") != store.question(narrow, "memory", "1")
 
 
 def test_a_dtype_without_a_rate_is_refused_in_one_sentence():

@@ -65,10 +65,14 @@ def _embedding(rows: Rows, checks: list[Check], report: Report) -> None:
     found = launch(WORLD, _measure_embedding, report=report)[0]
     case = f"embedding, {NUM_TABLES} tables"
     _add(rows, case, found)
-    fused, local = found["fused"], found["lookups alone"]
-    checks.append(Check(f"{case}: fused / lookups alone", fused / local, "<= 1.15"))
-    checks.append(Check(f"{case}: steps with gloo / fused", found["steps, gloo"] / fused, ">= 2.0"))
-    checks.append(Check(f"{case}: steps with weft / fused", found["steps, weft"] / fused, ">= 1.5"))
+    fused, local = found["in-kernel"], found["lookups alone"]
+    checks.append(Check(f"{case}: in-kernel / lookups alone", fused / local, "<= 1.15"))
+    checks.append(
+        Check(f"{case}: steps with gloo / in-kernel", found["steps, gloo"] / fused, ">= 2.0")
+    )
+    checks.append(
+        Check(f"{case}: steps with weft / in-kernel", found["steps, weft"] / fused, ">= 1.5")
+    )
 
 
 def _measure_embedding(report: Report) -> Medians:
@@ -95,12 +99,12 @@ def _measure_embedding(report: Report) -> Medians:
 
     arms: dict[str, Callable[[], Any]] = {
         "lookups alone": lookups,
-        "fused": lambda: weft.embedding_all_to_all(tables, indices, offsets),
+        "in-kernel": lambda: weft.embedding_all_to_all(tables, indices, offsets),
         "steps, gloo": lambda: steps(gloo),
         "steps, weft": lambda: steps(weft.all_to_all),
     }
     with torch.no_grad():
-        assert torch.allclose(arms["fused"](), arms["steps, gloo"](), atol=1e-4)
+        assert torch.allclose(arms["in-kernel"](), arms["steps, gloo"](), atol=1e-4)
         return _medians(interleaved(arms, REPEAT, report))
 
 
@@ -112,14 +116,16 @@ def _gemv(rows: Rows, checks: list[Check], k: int, n: int, report: Report) -> No
         found = launch(WORLD, _measure_gemv, m, n, k, report=part(report, number, 2))[0]
         case = f"GEMV {m}x{n}x{k}"
         _add(rows, case, found)
-        ours, alone, fused = found["GEMV of weft"], found["GEMV of torch"], found["fused"]
+        ours, alone, fused = found["GEMV of weft"], found["GEMV of torch"], found["in-kernel"]
         checks.append(Check(f"{case}: weft's / torch's GEMV", ours / alone, "<= 1.0"))
         if (k, n) == SMALL:
-            checks.append(Check(f"{case}: mv + gloo / fused", found["mv + gloo"] / fused, ">= 3.0"))
+            checks.append(
+                Check(f"{case}: mv + gloo / in-kernel", found["mv + gloo"] / fused, ">= 3.0")
+            )
             continue
-        checks.append(Check(f"{case}: fused / GEMV", fused / alone, "<= 1.10"))
-        paced = found["mv + weft, paced"] / found["fused, paced"]
-        checks.append(Check(f"{case}: mv + weft / fused, paced", paced, ">= 1.2"))
+        checks.append(Check(f"{case}: in-kernel / GEMV", fused / alone, "<= 1.10"))
+        paced = found["mv + weft, paced"] / found["in-kernel, paced"]
+        checks.append(Check(f"{case}: mv + weft / in-kernel, paced", paced, ">= 1.2"))
 
 
 def _measure_gemv(report: Report, m: int, n: int, k: int) -> Medians:
@@ -150,7 +156,7 @@ def _measure_gemv(report: Report, m: int, n: int, k: int) -> Medians:
         weft.matmul_all_reduce(x, w)
 
     with torch.no_grad():
-        arms = {"GEMV of torch": alone, "GEMV of weft": ours, "fused": fused, "mv + gloo": gloo}
+        arms = {"GEMV of torch": alone, "GEMV of weft": ours, "in-kernel": fused, "mv + gloo": gloo}
         arms |= {"mv + weft": steps, "all-reduce of weft": all_reduce}
         repeated = {name: _repeated(arm, calls) for name, arm in arms.items()}
         found = _medians(interleaved(repeated, REPEAT, report))
@@ -169,7 +175,7 @@ def _measure_gemv(report: Report, m: int, n: int, k: int) -> Medians:
         on_link = pace(found["all-reduce of weft"])
         tried = interleaved({"all-reduce": _repeated(all_reduce, calls)}, 3, report)
         pace(_medians(tried)["all-reduce"] / calls - on_link)
-        paced = {"mv + weft": steps, "fused": fused, "all-reduce of weft": all_reduce}
+        paced = {"mv + weft": steps, "in-kernel": fused, "all-reduce of weft": all_reduce}
         slow = {f"{name}, paced": _repeated(arm, calls) for name, arm in paced.items()}
         slow_found = _medians(interleaved(slow, REPEAT, report))
         fabric.set_link(Link())
@@ -195,10 +201,10 @@ def _gemm(rows: Rows, checks: list[Check], report: Report) -> None:
     case = f"GEMM {M}x{N}x{K} + all-to-all"
     found = launch(WORLD, _measure_gemm, report=part(report, 0, 2))[0]
     _add(rows, case, found)
-    ratio = found["fused"] / found["GEMM"]
-    checks.append(Check(f"{case}: fused / GEMM, memory speed", ratio, "<= 1.05"))
+    ratio = found["in-kernel"] / found["GEMM"]
+    checks.append(Check(f"{case}: in-kernel / GEMM, memory speed", ratio, "<= 1.05"))
     operation = find("matmul_all_to_all").of(M, N, K, WORLD)
-    schedules = [Schedule.parse(name) for name in ("fused:4", "fused:8")]
+    schedules = [Schedule.parse(name) for name in ("in-kernel:4", "in-kernel:8")]
     balanced = LinkSpec.parse("balanced")
     result = measure(operation, balanced, schedules, repeat=REPEAT, report=part(report, 1, 2))
     arms = {arm.name: arm.seconds for arm in result.arms}
@@ -209,7 +215,7 @@ def _gemm(rows: Rows, checks: list[Check], report: Report) -> None:
 
 def _measure_gemm(report: Report) -> Medians:
     made = arms_of(find("matmul_all_to_all").of(M, N, K, WORLD), of(None))
-    arms = {"GEMM": made.compute, "fused": made.call(Schedule.parse("in-kernel:1"))}
+    arms = {"GEMM": made.compute, "in-kernel": made.call(Schedule.parse("in-kernel:1"))}
     arms["mm + gloo"] = made.plain
     return _medians(interleaved(arms, REPEAT, report))
 
@@ -218,12 +224,12 @@ def _measure_gemm(report: Report) -> Medians:
 
 
 def _simulated(rows: Rows, checks: list[Check]) -> None:
-    """Fused against serial (the faster of copy engines and cores) on 8 MI300X, simulated."""
+    """The kernels against serial (the faster of copy engines and cores) on 8 MI300X, simulated."""
     least: dict[str, float] = {}
     for saving in savings(load("mi300x")):
         size, serial, fused = saving.size, saving.scenario.serial, saving.fused
         rows.append([size.what, "serial, simulated", round(serial * 1e3, 3), "1.00x"])
-        arm = f"fused: {saving.percent:.0f} % less (paper: {size.paper})"
+        arm = f"in-kernel: {saving.percent:.0f} % less (paper: {size.paper})"
         rows.append(["", arm, round(fused * 1e3, 3), f"{fused / serial:.2f}x"])
         name = size.operation
         least[name] = min(saving.percent, least.get(name, saving.percent))

@@ -12,9 +12,9 @@ import typer
 from weft.cli.asked import machines_of, size_of
 from weft.cli.c3_case import ask_case
 from weft.cli.console import Json, console, print_json, progress
+from weft.dtype import ITEM_BYTES
 from weft.errors import Unsupported
 from weft.machine import Machine, load, names
-from weft.operation import ITEM_BYTES
 from weft.report.c3_page import (
     RULE_HEADERS,
     Timelines,
@@ -33,7 +33,7 @@ from weft.report.terminal import table
 from weft.study.c3 import measured, simulated
 from weft.study.c3.cases import KINDS as KINDS_OF_SCENARIO
 from weft.study.c3.findings import Study
-from weft.study.c3.own import KINDS, Question
+from weft.study.c3.own import KINDS, CaseQuestion
 from weft.timeline import Timeline
 
 HOST = "cpu"
@@ -153,14 +153,14 @@ def _case(
     collective: str | None,
     size: str | None,
     dtype: str | None,
-) -> Question | None:
+) -> CaseQuestion | None:
     """The user's own case, or None where nothing was said about one."""
     if all(given is None for given in (m, n, k, collective, size, dtype)):
         return None
     if m is None or n is None or k is None or size is None:
         raise Unsupported("a case of your own needs all of --m, --n, --k and --size")
     kind = collective or "all_gather"
-    return Question(m, n, k, kind, size_of(size), dtype or "bfloat16")  # type: ignore[arg-type]
+    return CaseQuestion(m, n, k, kind, size_of(size), dtype or "bfloat16")  # type: ignore[arg-type]
 
 
 def _disturbed(machine: Machine, interference: float | None) -> Machine:

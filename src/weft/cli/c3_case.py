@@ -10,7 +10,7 @@ from weft.machine import Machine
 from weft.report.cells import Cell
 from weft.report.terminal import table
 from weft.report.units import byte_size
-from weft.study.c3.own import CaseAnswer, Question, ask
+from weft.study.c3.own import CaseAnswer, CaseQuestion, ask
 from weft.study.c3.simulated import WORLD
 
 _HEADERS = ("strategy", "ms", "speedup", "of the\ngain", "GEMM", "collec-\ntive")
@@ -18,7 +18,7 @@ _BOTH = ("machine", "GEMM\nms", "coll.\nms", "serial\nms", "use", "ms", "speedup
 
 
 def ask_case(
-    machines: Sequence[Machine], question: Question, world: int | None, json: bool
+    machines: Sequence[Machine], question: CaseQuestion, world: int | None, json: bool
 ) -> None:
     """One table per machine and a verdict; with several machines a comparison at the end."""
     answers = []

@@ -19,8 +19,21 @@ from weft.measure.launch import Report
 from weft.schedule import Schedule
 
 WIDTH = 100
+"""Of tables, if the output is not a terminal."""
+PROSE = 80
+"""Of sentences, everywhere."""
 
-console = Console(width=WIDTH if not sys.stdout.isatty() else None, highlight=False)
+
+class _Console(Console):
+    """A console that wraps sentences at 80 columns, and gives tables all the width there is."""
+
+    def print(self, *objects: Any, width: int | None = None, **options: Any) -> None:
+        if width is None and objects and all(isinstance(one, str) for one in objects):
+            width = min(PROSE, self.width)
+        super().print(*objects, width=width, **options)
+
+
+console = _Console(width=WIDTH if not sys.stdout.isatty() else None, highlight=False)
 _errors = Console(stderr=True, highlight=False)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]

@@ -11,7 +11,7 @@ import typer
 from weft.cli.console import Json, console, print_json
 from weft.errors import Unsupported
 from weft.machine import Machine, load, load_cluster, names
-from weft.machine.checking import Finding, check
+from weft.machine.checking import Remark, check
 from weft.machine.loading import file_of, read_table
 from weft.machine.template import template
 from weft.report.cells import Cell
@@ -138,7 +138,7 @@ def check_file(
         raise typer.Exit(2)
 
 
-def _verdict(file: Path, machine: Machine | None, findings: list[Finding]) -> str:
+def _verdict(file: Path, machine: Machine | None, findings: list[Remark]) -> str:
     if machine is None:
         which = "this is" if len(findings) == 1 else f"these {len(findings)} are"
         return f"{file} cannot be used until {which} put right."

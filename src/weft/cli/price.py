@@ -9,8 +9,8 @@ import typer
 
 from weft.cli.asked import machines_of, size_of
 from weft.cli.console import Json, console, print_json
+from weft.dtype import ITEM_BYTES
 from weft.machine import names
-from weft.operation import ITEM_BYTES
 from weft.plan.collective import UNROOTED
 from weft.report.cells import Cell
 from weft.report.terminal import table

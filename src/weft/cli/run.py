@@ -32,7 +32,7 @@ from weft.operation import find
 from weft.report.page import timelines_page
 from weft.report.perfetto import write_trace
 from weft.report.terminal import table
-from weft.schedule import Schedule
+from weft.schedule import ENGINES, Schedule
 from weft.study.prediction import Prediction
 from weft.study.prediction import predict as prediction_of
 
@@ -79,8 +79,10 @@ def run(
     spec = LinkSpec.parse(link, topology_of(topology))
     schedules = schedules_of(schedule, Schedule.space(asked))
     if device != "cpu":
-        schedules = [one for one in schedules if one.fusion != "kernel"]
         check_device(device, predict)
+        if schedule == "all":  # loom gives a speed to the copies of engines only
+            engines = ("dma",) if device == "loom" else ENGINES
+            schedules = [s for s in schedules if s.fusion != "kernel" and s.engine in engines]
     machine = load("cpu") if predict else None
     if predict and threads != 1:
         raise Unsupported("--predict needs --threads 1: `weft calibrate` measures one per rank")
@@ -117,6 +119,8 @@ def run(
 
 def check_device(device: str, predict: bool) -> None:
     """Raises unless schedules can be measured on a device; builds loom if need be."""
+    if device == "cpu":
+        return
     if predict:
         raise Unsupported("--predict compares with a simulated host, so it needs --device cpu")
     if device == "loom":

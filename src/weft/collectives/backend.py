@@ -112,6 +112,11 @@ class WeftGroup(dist.ProcessGroup):
     def _get_backend_name(self) -> str:
         return NAME
 
+    @property
+    def _device_types(self) -> list[torch.device]:
+        """Checkpoints ask whether the group takes CPU tensors."""
+        return [torch.device("cpu")]
+
     def get_group_store(self) -> Store:
         return self.store
 

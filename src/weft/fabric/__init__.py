@@ -29,6 +29,9 @@ VERSION: str = _native.VERSION
 
 Opener = Callable[[dist.ProcessGroup, torch.device], Fabric]
 
+is_set: Callable[[str], bool] = _native.is_set
+"""Whether an environment variable is set; faster than `os.environ`, for checks at every call."""
+
 _world = dist.distributed_c10d._world
 _CPU = "cpu"
 _open: dict[tuple[int, str], Fabric] = {}
@@ -108,6 +111,14 @@ def close(group: dist.ProcessGroup) -> None:
                 fabric.close()
 
 
+def check(group: dist.ProcessGroup | None = None, synchronize: bool = True) -> None:
+    """Raises the error of a call on a device that has ended, see `weft.check`."""
+    asked = group if group is not None else _world.default_pg
+    for key, fabric in list(_open.items()):
+        if key[1] != _CPU and fabric.group_ref() is asked and fabric.pid == os.getpid():
+            fabric.check(synchronize)  # type: ignore[attr-defined]
+
+
 def kinds() -> list[str]:
     """The names of registered fabrics that WEFT_FABRIC can choose."""
     return sorted({kind for made in _openers.values() for kind in made if kind})
@@ -159,4 +170,14 @@ def _newest_first() -> list[tuple[tuple[int, str], Fabric]]:
     return list(_open.items())[::-1]
 
 
-__all__ = ["VERSION", "Capabilities", "Fabric", "Link", "close", "devices", "of", "register"]
+__all__ = [
+    "VERSION",
+    "Capabilities",
+    "Fabric",
+    "Link",
+    "close",
+    "devices",
+    "is_set",
+    "of",
+    "register",
+]

@@ -228,7 +228,8 @@ class Bags:
         wide_offsets: bool,
         num_bags: int,
         weights: int,
-        mean: bool,
+        pooling: int,
+        out: int,
     ) -> None: ...
     def check(self) -> tuple[int, int, int]: ...
     def pool(

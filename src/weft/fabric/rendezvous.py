@@ -88,7 +88,7 @@ def opening(group: dist.ProcessGroup) -> Iterator[None]:
         yield
     except BaseException as error:
         with suppress(Exception):
-            store.set(_note(number, rank), _words(error))
+            store.set(_note(number, rank), json.dumps(_words(error, rank)))
         raise
     finally:
         del _openings[group]
@@ -143,13 +143,14 @@ def look_after(group: dist.ProcessGroup, missing: Sequence[int]) -> None:
     """Raises if one of the ranks that are missing cannot come any more."""
     rank, store, number = dist.get_rank(group), store_of(group), _openings.get(group)
     where = f"rank {rank} was in the first call on this group"
+    died = lost(group, missing, machine())  # first, because others give up because of it
+    if died is not None:
+        raise PeerLost(f"rank {died} died; {where}", died)
     for member in missing:
         note = "" if number is None else _note(number, member)
         if note and store.check([note]):
-            raise PeerLost(f"rank {member} {store.get(note).decode()}; {where}", member)
-    died = lost(group, missing, machine())
-    if died is not None:
-        raise PeerLost(f"rank {died} died; {where}", died)
+            said, cause = json.loads(store.get(note))
+            raise PeerLost(f"rank {member} {said}; {where}", member if cause == rank else cause)
 
 
 def _note(number: int, rank: int) -> str:
@@ -157,12 +158,14 @@ def _note(number: int, rank: int) -> str:
     return f"weft/gave up/{rank}/{number}"
 
 
-def _words(error: BaseException) -> str:
+def _words(error: BaseException, rank: int) -> tuple[str, int]:
+    """Why this rank could not open the fabric, and the rank that is the cause."""
     if isinstance(error, Timeout):
-        return "gave up after it had waited for the others"
+        return "gave up after it had waited for the others", rank
     if isinstance(error, Exception):
-        return f"gave up: {error}"
-    return f"was interrupted by {type(error).__name__}"
+        lost_one = error.rank if isinstance(error, PeerLost) and error.rank >= 0 else rank
+        return f"gave up: {error}", lost_one
+    return f"was interrupted by {type(error).__name__}", rank
 
 
 @contextmanager

@@ -22,12 +22,12 @@ from weft.loom import device as _device
 from weft.loom import host_order, origin
 from weft.loom.build import Report, why_not
 from weft.loom.build import library as _build
-from weft.loom.deadlock import Finding
+from weft.loom.deadlock import LoomFinding as Finding
 from weft.loom.detector import find
 from weft.loom.driver import LoomDriver
 from weft.loom.library import is_loaded, loaded, open_library
+from weft.loom.loom_session import LoomSession as Session
 from weft.loom.read import timeline_of
-from weft.loom.session import Session
 from weft.loom.settings import MODES, Settings
 from weft.timeline import Timeline
 

@@ -21,10 +21,10 @@ import torch
 
 from weft.errors import Unsupported
 from weft.loom.build import Report, library
-from weft.loom.deadlock import Finding
+from weft.loom.deadlock import LoomFinding
 from weft.loom.detector import find
+from weft.loom.loom_session import LoomSession
 from weft.loom.read import timeline_of
-from weft.loom.session import Session
 from weft.loom.settings import Settings
 from weft.timeline import Timeline
 
@@ -33,11 +33,11 @@ _PATIENCE = 10.0
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CheckedRun:
     """What became of a run. codes: the exit code of each rank, below zero a signal. failed: a
     sentence if the script itself failed."""
 
-    findings: list[Finding]
+    findings: list[LoomFinding]
     codes: list[int]
     failed: str
     seconds: float
@@ -58,14 +58,14 @@ def check(
     within: float | None = None,
     quiet: bool = False,
     report: Report | None = None,
-) -> Outcome:
+) -> CheckedRun:
     """Runs the script once on every rank with the detector on. within: seconds after which a run
     that does not end is ended. quiet: what the script prints is not shown."""
     if not script.exists():
         raise Unsupported(f"there is no script {script}")
     library(report)
     started = time.monotonic()
-    with Session(world) as session:
+    with LoomSession(world) as session:
         settings = replace(settings or Settings(), check=True, session=session.path)
         traces = [os.memfd_create("loom traces", os.MFD_CLOEXEC) for _ in range(world)]
         try:
@@ -83,7 +83,7 @@ def check(
     if any(lost):
         failed = failed or f"the logs were too small by {sum(lost)} lines; check a shorter run"
     seconds = time.monotonic() - started
-    return Outcome(findings, codes, failed, seconds, timeline_of(logs, script.name))
+    return CheckedRun(findings, codes, failed, seconds, timeline_of(logs, script.name))
 
 
 def _run(
@@ -149,7 +149,9 @@ def _wait(ranks: Sequence[subprocess.Popen[bytes]], within: float | None) -> lis
     return [process.returncode for process in ranks]
 
 
-def _own(findings: list[Finding], logs: Sequence[bytes], codes: Sequence[int]) -> list[Finding]:
+def _own(
+    findings: list[LoomFinding], logs: Sequence[bytes], codes: Sequence[int]
+) -> list[LoomFinding]:
     """Without what only follows from the failure of a script: that its peers then stood still."""
     fell = any(code and b'\n["x",' not in log for code, log in zip(codes, logs, strict=True))
     if not fell:
@@ -158,7 +160,7 @@ def _own(findings: list[Finding], logs: Sequence[bytes], codes: Sequence[int]) -
     return [f for f in findings if f.kind not in follow]
 
 
-def _failure(codes: Sequence[int], errors: Sequence[str], findings: Sequence[Finding]) -> str:
+def _failure(codes: Sequence[int], errors: Sequence[str], findings: Sequence[LoomFinding]) -> str:
     for rank, code in enumerate(codes):
         if not code:
             continue
@@ -173,7 +175,7 @@ def _failure(codes: Sequence[int], errors: Sequence[str], findings: Sequence[Fin
     return "" if failed is None else f"rank {failed} ended with code {codes[failed]}"
 
 
-def _add_lines(findings: list[Finding], traces: Sequence[str]) -> None:
+def _add_lines(findings: list[LoomFinding], traces: Sequence[str]) -> None:
     """The line of the script at which a host touched device memory, from the trace it left."""
     inside = (
         str(Path(torch.__file__).parent),

@@ -13,7 +13,7 @@ _WAIT, _POST, _HOLD, _HOST = 3, 4, 5, 6  # kinds of queued operations, as native
 
 
 @dataclass(frozen=True)
-class Operation:
+class QueuedOperation:
     """One side of a finding. line: of the program, `file:number`; label: the plan's task."""
 
     rank: int
@@ -32,12 +32,12 @@ class Operation:
 
 
 @dataclass
-class Finding:
+class LoomFinding:
     """kind: race, reuse (freed while used), deadlock, aliasing (a deadlock that only sharing queues
     makes), stall, failure, unjoined (a capture), touch (by the host)."""
 
     kind: str
-    operations: list[Operation]
+    operations: list[QueuedOperation]
     text: str
     place: str = ""
     times: int = 1
@@ -55,21 +55,21 @@ class Finding:
         }
 
 
-def failures(lines: Sequence[Line]) -> list[Finding]:
+def failures(lines: Sequence[Line]) -> list[LoomFinding]:
     """The findings of lines that are about no access."""
     found = []
     for line in lines:
         if line.kind == "n":
             kind, what, origin = line.rest
-            operation = Operation(line.rank, -1, kind, "", origin)
+            operation = QueuedOperation(line.rank, -1, kind, "", origin)
             text = f"a capture ended with work that was not joined back: {what}"
-            found.append(Finding(kind, [operation], text))
+            found.append(LoomFinding(kind, [operation], text))
         elif line.kind == "t":
             space, offset = line.rest
-            operation = Operation(line.rank, -1, "host", "", "", "touch")
+            operation = QueuedOperation(line.rank, -1, "host", "", "", "touch")
             text = f"the host of rank {line.rank} touched memory of the device"
             found.append(
-                Finding("touch", [operation], text, f"heap of rank {space}, byte {offset}")
+                LoomFinding("touch", [operation], text, f"heap of rank {space}, byte {offset}")
             )
     return found + _stuck(lines)
 
@@ -94,13 +94,13 @@ class _Queued:
         return self.kind == _POST or (self.signals and self.value == 1)
 
     @property
-    def operation(self) -> Operation:
+    def operation(self) -> QueuedOperation:
         line = self.line
         how = "wait" if self.waits else "post"
-        return Operation(line.rank, line.stream, line.name, line.label, line.origin, how)
+        return QueuedOperation(line.rank, line.stream, line.name, line.label, line.origin, how)
 
 
-def _stuck(lines: Sequence[Line]) -> list[Finding]:
+def _stuck(lines: Sequence[Line]) -> list[LoomFinding]:
     why = [line for line in lines if line.kind == "x"]
     if not why:
         return []
@@ -117,7 +117,7 @@ def _stuck(lines: Sequence[Line]) -> list[Finding]:
         )
         if poster is None:
             text = f"{head.operation} waits for a word, and nobody is about to post it"
-            found.append(Finding("stall", [head.operation], text))
+            found.append(LoomFinding("stall", [head.operation], text))
             continue
         blocker = heads[poster.line.rank, poster.queue]
         aliased = blocker.line.stream != poster.line.stream
@@ -126,12 +126,14 @@ def _stuck(lines: Sequence[Line]) -> list[Finding]:
             + (": streams that share a hardware queue, so issue the post first" if aliased else "")
         )
         found.append(
-            Finding("aliasing" if aliased else "deadlock", [head.operation, poster.operation], text)
+            LoomFinding(
+                "aliasing" if aliased else "deadlock", [head.operation, poster.operation], text
+            )
         )
     if not found:
         line = why[0]
-        operation = Operation(line.rank, -1, "device", "", "")
-        found.append(Finding("failure", [operation], line.rest[0]))
+        operation = QueuedOperation(line.rank, -1, "device", "", "")
+        found.append(LoomFinding("failure", [operation], line.rest[0]))
     return found
 
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from weft.loom.deadlock import Finding, Operation, failures
+from weft.loom.deadlock import LoomFinding, QueuedOperation, failures
 from weft.loom.read import Line, Rect, read
 
 Clock = dict[tuple[int, int], int]
@@ -53,10 +53,10 @@ class _State:
     posts: dict[tuple[int, int], list[_Post]] = field(default_factory=dict)
     entered: dict[tuple[str, int], Clock] = field(default_factory=dict)
     buckets: dict[tuple[int, int], list[_Access]] = field(default_factory=dict)
-    found: dict[tuple[Any, ...], Finding] = field(default_factory=dict)
+    found: dict[tuple[Any, ...], LoomFinding] = field(default_factory=dict)
 
 
-def find(logs: Sequence[bytes]) -> list[Finding]:
+def find(logs: Sequence[bytes]) -> list[LoomFinding]:
     """Everything that was wrong in a run, from the logs of its ranks, in the order of the ranks."""
     lines = read(logs)
     state = _State(_flags(lines))
@@ -266,10 +266,10 @@ def _report(state: _State, first: _Access, second: _Access) -> None:
     else:
         kind = "race"
         text = f"nothing orders {sides[0]} and {sides[1]}; a wait is missing between them"
-    state.found[key] = Finding(kind, sides, text, f"{where}, byte {place}")
+    state.found[key] = LoomFinding(kind, sides, text, f"{where}, byte {place}")
 
 
-def _operation_of(access: _Access) -> Operation:
+def _operation_of(access: _Access) -> QueuedOperation:
     line = access.line
     how = "write" if access.write else "read"
-    return Operation(line.rank, line.stream, line.name, line.label, line.origin, how)
+    return QueuedOperation(line.rank, line.stream, line.name, line.label, line.origin, how)

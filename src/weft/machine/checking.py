@@ -34,7 +34,7 @@ _TIMES = ("launch", "engines")
 
 
 @dataclass(frozen=True)
-class Finding:
+class Remark:
     """Something about a key. Errors keep a file from being used; others are doubts."""
 
     key: str
@@ -45,7 +45,7 @@ class Finding:
         return {"key": self.key, "text": self.text}
 
 
-def check(table: Mapping[str, Any], name: str) -> tuple[Machine | None, list[Finding]]:
+def check(table: Mapping[str, Any], name: str) -> tuple[Machine | None, list[Remark]]:
     """The machine, if the table makes one, and all that was found."""
     whole = {"name": name, **table}
     found = list(_mistakes(Machine, whole, ""))
@@ -55,14 +55,14 @@ def check(table: Mapping[str, Any], name: str) -> tuple[Machine | None, list[Fin
         machine = from_table(whole, name)
     except Unsupported as error:
         text = str(error).removeprefix(f"{name}: ")
-        return None, [Finding(text.split(" ", 1)[0], text, error=True)]
+        return None, [Remark(text.split(" ", 1)[0], text, error=True)]
     return machine, list(_doubts(machine))
 
 
-def _mistakes(kind: Any, table: Any, prefix: str) -> Iterator[Finding]:
+def _mistakes(kind: Any, table: Any, prefix: str) -> Iterator[Remark]:
     """Unknown and missing keys, and values that cannot be, of a table and the tables in it."""
     if not isinstance(table, Mapping):
-        yield Finding(prefix.rstrip("."), f"{prefix.rstrip('.')} must be a table.", error=True)
+        yield Remark(prefix.rstrip("."), f"{prefix.rstrip('.')} must be a table.", error=True)
         return
     hints = get_type_hints(kind, include_extras=True)
     for key in table:
@@ -70,17 +70,17 @@ def _mistakes(kind: Any, table: Any, prefix: str) -> Iterator[Finding]:
             known = ", ".join(hints) if prefix else ", ".join(h for h in hints if h != "name")
             where = f"[{prefix.rstrip('.')}]" if prefix else "the file"
             close = nearest(key, hints) or f" ({where} may have: {known})"
-            yield Finding(prefix + key, f"{prefix}{key} is no key that weft knows{close}.", True)
+            yield Remark(prefix + key, f"{prefix}{key} is no key that weft knows{close}.", True)
     for item in fields(kind):
         key = prefix + item.name
         if item.name not in table:
             if item.default is MISSING:
-                yield Finding(key, f"{key} is missing.", error=True)
+                yield Remark(key, f"{key} is missing.", error=True)
             continue
         yield from _in_value(hints[item.name], table[item.name], key)
 
 
-def _in_value(hint: Any, value: Any, key: str) -> Iterator[Finding]:
+def _in_value(hint: Any, value: Any, key: str) -> Iterator[Remark]:
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (UnionType, Union):
         yield from _in_value(inner[0], value, key)
@@ -93,64 +93,64 @@ def _in_value(hint: Any, value: Any, key: str) -> Iterator[Finding]:
         try:
             check_value(hint, value, key)
         except Unsupported as error:
-            yield Finding(key, str(error), error=True)
+            yield Remark(key, str(error), error=True)
 
 
-def _doubts(machine: Machine) -> Iterator[Finding]:
+def _doubts(machine: Machine) -> Iterator[Remark]:
     """What can be, but is hard to believe."""
     yield from _far_off(machine)
     compute, memory, links = machine.compute, machine.memory, machine.links
     for dtype, rate in compute.rate.items():
         share = rate / compute.peak.get(dtype, rate)
         if share < 0.3:
-            yield Finding(
+            yield Remark(
                 f"compute.rate.{dtype}",
                 f"GEMMs reach only {100 * share:.0f} % of the peak; known machines reach 50-85 %.",
             )
     if compute.loaded_clock > compute.clock:
-        yield Finding("compute.loaded_clock", "The clock under load is above the boost clock.")
+        yield Remark("compute.loaded_clock", "The clock under load is above the boost clock.")
     wide, narrow = compute.rate.get("bfloat16"), compute.rate.get("float8")
     if wide and narrow and narrow < wide:
-        yield Finding("compute.rate.float8", "float8 GEMMs are slower than bfloat16 ones.")
+        yield Remark("compute.rate.float8", "float8 GEMMs are slower than bfloat16 ones.")
     if compute.units * memory.unit_bandwidth < memory.bandwidth:
-        yield Finding(
+        yield Remark(
             "memory.unit_bandwidth",
             "All compute units together cannot ask for memory.bandwidth, so it is never reached.",
         )
     if memory.cache_bandwidth < memory.bandwidth:
-        yield Finding("memory.cache_bandwidth", "The cache is slower than the memory behind it.")
+        yield Remark("memory.cache_bandwidth", "The cache is slower than the memory behind it.")
     if memory.cache_bytes > memory.capacity:
-        yield Finding("memory.cache_bytes", "The cache is larger than the memory behind it.")
+        yield Remark("memory.cache_bytes", "The cache is larger than the memory behind it.")
     if memory.crowding_units > compute.units:
-        yield Finding("memory.crowding_units", "More units would have to go than there are.")
+        yield Remark("memory.crowding_units", "More units would have to go than there are.")
     out = links.out_of_device(links.world)
     if links.topology != "switch" and links.total_bandwidth > 1.01 * out:
-        yield Finding(
+        yield Remark(
             "links.total_bandwidth",
             f"It is more than all links of the {links.topology} give, {out:.3g}.",
         )
     if out > memory.bandwidth:
-        yield Finding("links.total_bandwidth", "Links are faster than the memory they read from.")
+        yield Remark("links.total_bandwidth", "Links are faster than the memory they read from.")
     if machine.engines.bandwidth > links.peak_bandwidth and links.topology != "switch":
-        yield Finding("engines.bandwidth", "A copy engine is faster than the link it writes to.")
+        yield Remark("engines.bandwidth", "A copy engine is faster than the link it writes to.")
     for key in ("all_gather_units", "all_to_all_units", "copy_units"):
         if getattr(machine.cores, key) > compute.units:
-            yield Finding(f"cores.{key}", "More compute units are wanted than there are.")
+            yield Remark(f"cores.{key}", "More compute units are wanted than there are.")
     for place, protocol in enumerate(machine.cores.protocols):
         if protocol.bandwidth > 1.05 * max(out, links.peak_bandwidth):
-            yield Finding(
+            yield Remark(
                 f"cores.protocols[{place}].bandwidth",
                 f"A library moves {protocol.bandwidth:.3g} bytes per second out of a device whose "
                 f"links give {out:.3g}.",
             )
     if links.interference > 1.0:
-        yield Finding(
+        yield Remark(
             "links.interference",
             "Kernels and bytes would more than double each other's time; 0 to 0.4 was measured.",
         )
 
 
-def _far_off(machine: Machine) -> Iterator[Finding]:
+def _far_off(machine: Machine) -> Iterator[Remark]:
     ranges = _ranges()
     for key, value in _numbers(machine):
         low, high = ranges.get(key, (0.0, 0.0))
@@ -159,7 +159,7 @@ def _far_off(machine: Machine) -> Iterator[Finding]:
         if not low / FAR <= value <= high * FAR:
             known = f"{low:.3g}" if low == high else f"{low:.3g} to {high:.3g}"
             text = f"{key} is {value:.3g}; machines that come with weft have {known}"
-            yield Finding(key, text + _unit_hint(key, value, low, high) + ".")
+            yield Remark(key, text + _unit_hint(key, value, low, high) + ".")
 
 
 def _unit_hint(key: str, value: float, low: float, high: float) -> str:

@@ -17,6 +17,8 @@ from weft.machine.description import Bounds, Machine
 from weft.machine.toml_file import read_toml
 
 _FOLDER = Path(__file__).parent
+_MOST = 1e30
+"""More than any number of a machine or a model."""
 
 Kind = TypeVar("Kind")
 
@@ -187,7 +189,7 @@ def _known_dtype(dtype: str, where: str, key: str) -> None:
 def _number(kind: Any, bounds: Bounds | None, value: Any, where: str, key: str) -> Any:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise Unsupported(f"{where}: {key} must be a number, not {value!r}.")
-    if not math.isfinite(value):
+    if isinstance(value, float) and not math.isfinite(value):
         raise Unsupported(f"{where}: {key} must be a finite number, not {value}.")
     if kind is int and value != int(value):
         raise Unsupported(f"{where}: {key} must be a whole number, not {value}.")
@@ -197,6 +199,8 @@ def _number(kind: Any, bounds: Bounds | None, value: Any, where: str, key: str) 
         raise Unsupported(f"{where}: {key} must be more than {bounds.above:g}, not {value}.")
     if bounds is not None and value > bounds.most:
         raise Unsupported(f"{where}: {key} must be at most {bounds.most:g}, not {value}.")
+    if value > _MOST:
+        raise Unsupported(f"{where}: {key} must be at most {_MOST:g}.")
     return kind(value)
 
 

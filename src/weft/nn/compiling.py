@@ -18,7 +18,8 @@ from torch.fx import Graph, GraphModule
 from weft.errors import Unsupported
 from weft.nn import gather_patterns, reduce_patterns
 from weft.nn.report import Report
-from weft.nn.rewrite import sort, split_products
+from weft.nn.rewrite import drop_copies, sort, split_products
+from weft.nn.sizes import learn
 
 BACKENDS = ("eager", "inductor")
 
@@ -37,6 +38,8 @@ def overlap_pass(module: GraphModule | Graph, schedule: str = "auto") -> Report:
     graph = module.graph if isinstance(module, GraphModule) else module
     report = Report()
     graph.eliminate_dead_code()
+    learn(graph, _worlds(graph))
+    drop_copies(graph)
     split_products(graph)
     for node in list(graph.nodes):
         if (
@@ -48,11 +51,19 @@ def overlap_pass(module: GraphModule | Graph, schedule: str = "auto") -> Report:
         if node.target in gather_patterns.COLLECTIVES:
             _replace_moving(graph, node, schedule, report)
     sort(graph)
+    graph.eliminate_dead_code()
     graph.lint()
     if isinstance(module, GraphModule):
         module.recompile()
     report.seconds = time.perf_counter() - start
     return report
+
+
+def _worlds(graph: Graph) -> set[int]:
+    """The numbers of ranks of the collectives in a graph."""
+    sized = {gather_patterns.ALL_GATHER: 1, reduce_patterns.REDUCE_SCATTER: 2}
+    found = {node.args[sized[node.target]] for node in graph.nodes if node.target in sized}
+    return {world for world in found if isinstance(world, int)}
 
 
 def _replace_moving(graph: Graph, node: Any, schedule: str, report: Report) -> None:
@@ -86,7 +97,7 @@ def compile(
 
     Equals::
 
-        torch.compile(model, dynamic=False)
+        torch.compile(model)
 
     Args:
         model: a module or function.
@@ -100,7 +111,6 @@ def compile(
         raise Unsupported(
             f"there is no backend {backend!r}; the backends are {', '.join(BACKENDS)}"
         )
-    options = {"dynamic": False, **options}
     chosen = _eager(schedule, reports) if backend == "eager" else _inductor(schedule, reports)
     return torch.compile(model, backend=chosen, **options)
 

@@ -9,6 +9,7 @@ import torch
 from torch.fx import Node
 
 from weft.nn.layout import Layout
+from weft.nn.sizes import known, size_of, sizes_of
 
 aten = torch.ops.aten
 
@@ -38,12 +39,6 @@ PRODUCTS = {aten.mm.default, aten.addmm.default}
 def value(node: Node) -> Any:
     """The fake tensor (or other value) of a node's result."""
     return node.meta.get("val")
-
-
-def fixed(node: Node) -> bool:
-    """Whether all sizes of a node's result are constants."""
-    found = value(node)
-    return isinstance(found, torch.Tensor) and all(isinstance(s, int) for s in found.shape)
 
 
 def follow(starts: dict[Node, Layout]) -> dict[Node, Layout]:
@@ -77,9 +72,9 @@ def moves(node: Node) -> list[Node]:
 
 def _moved(node: Node, layouts: dict[Node, Layout]) -> Layout | None:
     sources = moves(node)
-    if not sources or not fixed(node) or any(source not in layouts for source in sources):
+    if not sources or not known(node) or any(source not in layouts for source in sources):
         return None
-    layout, shape = layouts[sources[0]], list(value(node).shape)
+    layout, shape = layouts[sources[0]], sizes_of(node)
     if node.target in REGROUPING:
         return layout.regrouped(shape)
     if node.target in CASTING:
@@ -121,10 +116,11 @@ def _chunked(node: Node) -> tuple[Node, int, int] | None:
         if number != index or not isinstance(chunks, Node) or chunks.target not in CHUNKING:
             return None
         source = chunks.args[0]
-        if not isinstance(source, Node) or not fixed(source):
+        if not isinstance(source, Node) or not known(source):
             return None
-        sizes = [value_.shape for value_ in value(chunks)]
-        if len(sizes) != len(parts) or len(set(sizes)) != 1:
+        graph = node.graph
+        sizes = {tuple(size_of(s, graph) for s in piece.shape) for piece in value(chunks)}
+        if len(value(chunks)) != len(parts) or len(sizes) != 1:
             return None
         dim = chunks.args[2] if len(chunks.args) > 2 else chunks.kwargs.get("dim", 0)
         found.add((source, int(dim) % value(source).dim()))  # type: ignore[arg-type]

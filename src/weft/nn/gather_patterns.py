@@ -7,13 +7,15 @@ from dataclasses import dataclass
 import torch
 from torch.fx import Graph, Node
 
-from weft.nn.following import PRODUCTS, aten, fixed, follow, value
+from weft.nn.following import PRODUCTS, aten, follow, moves, value
 from weft.nn.layout import DimensionPart, Layout
 from weft.nn.report import Match, NearMiss, Report
 from weft.nn.rewrite import call, cast, depends, group_of, item, prune, shaped
+from weft.nn.sizes import NoSize, Size, known, quotient, sizes_of
 
 collectives = torch.ops._c10d_functional
-COLLECTIVES = {collectives.all_gather_into_tensor.default, collectives.all_to_all_single.default}
+ALL_GATHER = collectives.all_gather_into_tensor.default
+COLLECTIVES = {ALL_GATHER, collectives.all_to_all_single.default}
 
 
 @dataclass
@@ -29,29 +31,38 @@ class _Product:
 
 def replace(graph: Graph, node: Node, schedule: str, report: Report) -> None:
     """Replaces a collective and the products of its result, or reports why it cannot."""
-    problem = _replace(graph, node, schedule, report)
+    try:
+        problem = _replace(graph, node, schedule, report)
+    except NoSize as missing:
+        problem = f"no node of the graph has the size {missing}, which the new operator needs"
     if problem is not None:
         report.near_misses.append(NearMiss(node.name, problem))
 
 
 def _replace(graph: Graph, node: Node, schedule: str, report: Report) -> str | None:
-    gathers = node.target is collectives.all_gather_into_tensor.default
+    gathers = node.target is ALL_GATHER
     shard, group_argument = node.args[0], node.args[2 if gathers else 3]
     waits = [user for user in node.users if user.target is collectives.wait_tensor.default]
     if len(waits) != 1 or len(node.users) != 1 or not isinstance(shard, Node):
         return "its result is not waited for exactly once"
-    if not fixed(shard) or not fixed(waits[0]):
-        return "its sizes are not constants of the graph"
+    if not known(shard) or not known(waits[0]):
+        return "its sizes depend on values of tensors"
     if not gathers and not _constant(node.args[1], node.args[2]):
         return "its splits are not constants of the graph"
-    wait, shape = waits[0], list(value(shard).shape)
+    wait, shape = waits[0], sizes_of(shard)
     if len(shape) < 2 or len(shape) > 4:
         return f"it moves a tensor of {len(shape)} dimensions; weft multiplies those of 2 to 4"
-    ranks = value(wait).shape[0] // max(shape[0], 1) if gathers else 1
+    ranks = node.args[1] if gathers else 1
+    assert isinstance(ranks, int)
     named = [[(f"d{i}", size)] for i, size in enumerate(shape)]
-    named[0] = [("ranks", ranks), ("d0", shape[0])] if gathers else [("d0", value(wait).shape[0])]
+    named[0] = [("ranks", ranks), ("d0", shape[0])] if gathers else [("d0", sizes_of(wait)[0])]
     layouts = follow({wait: Layout.of(*named)})
     products, others, reasons = _products(layouts, shape, ranks, gathers)
+    maker = None if products or reasons else _maker(shard)
+    if maker is not None:
+        return (
+            f"it gathers the result of {maker.name}; weft overlaps a gather with products after it"
+        )
     if not products:
         uses = ", ".join(sorted(user.name for user in others))
         return reasons[0] if reasons else f"no product uses its result (used by {uses or 'none'})"
@@ -97,8 +108,9 @@ def _replace(graph: Graph, node: Node, schedule: str, report: Report) -> str | N
                 schedule=schedule,
             )
             results = [item(graph, fused, 1)]
-        for product, result in zip(alike, results, strict=True):
-            _put(graph, product, result)
+        made = [_turned(graph, p, result) for p, result in zip(alike, results, strict=True)]
+        for product, result in zip(alike, made, strict=True):
+            product.node.replace_all_uses_with(result)
         if others:
             _put_gathered(graph, wait, layouts, item(graph, fused, 0), dim, ranks)
     detail = f"gather_dim={dim}" if gathers else "dispatch"
@@ -111,12 +123,22 @@ def _replace(graph: Graph, node: Node, schedule: str, report: Report) -> str | N
     return None
 
 
+def _maker(node: Node) -> Node | None:
+    """The product whose elements a node holds, if it is one."""
+    while node.target not in PRODUCTS:
+        before = moves(node)
+        if len(before) != 1:
+            return None
+        node = before[0]
+    return node
+
+
 def _constant(*lists: object) -> bool:
     return all(isinstance(s, (list, tuple)) and all(isinstance(n, int) for n in s) for s in lists)
 
 
 def _products(
-    layouts: dict[Node, Layout], shape: list[int], ranks: int, gathers: bool
+    layouts: dict[Node, Layout], shape: list[Size], ranks: int, gathers: bool
 ) -> tuple[list[_Product], set[Node], list[str]]:
     """The products that can be fused with the collective, all other users of its result, and the
     reasons why products among those users cannot be fused."""
@@ -129,7 +151,7 @@ def _products(
             if user in layouts or _leads_on(user, layouts):
                 continue
             others.add(user)
-            if user.target not in PRODUCTS or not fixed(user):
+            if user.target not in PRODUCTS or not known(user):
                 continue
             left, right = user.args[-2:]
             if left is right or (user.target is aten.addmm.default and user.kwargs):
@@ -166,7 +188,7 @@ def _leads_on(user: Node, layouts: dict[Node, Layout]) -> bool:
     )
 
 
-def _gather_dim(rows: tuple[DimensionPart, ...], shape: list[int], ranks: int) -> int | None:
+def _gather_dim(rows: tuple[DimensionPart, ...], shape: list[Size], ranks: int) -> int | None:
     """The dimension along which the shards are concatenated in these rows."""
     for dim in range(len(shape) - 1):
         named = [(f"d{i}", size) for i, size in enumerate(shape[:-1])]
@@ -176,40 +198,40 @@ def _gather_dim(rows: tuple[DimensionPart, ...], shape: list[int], ranks: int) -
     return None
 
 
-def _in_order(rows: tuple[DimensionPart, ...], shape: list[int]) -> int | None:
+def _in_order(rows: tuple[DimensionPart, ...], shape: list[Size]) -> int | None:
     names = [part.name for part in rows]
     return 0 if names == sorted(names) and not any(part.path for part in rows) else None
 
 
-def _put(graph: Graph, product: _Product, result: Node) -> None:
-    """Replaces the result of a product by a result of the new operator."""
-    wanted = list(value(product.node).shape)
+def _turned(graph: Graph, product: _Product, result: Node) -> Node:
+    """The result of the new operator in the form of the product that it replaces."""
+    wanted = sizes_of(product.node)
     y = shaped(graph, result, wanted[::-1] if product.turned else wanted)
     if product.turned:
         y = call(graph, aten.t.default, y)
     if product.node.target is aten.addmm.default:
         y = call(graph, aten.add.Tensor, y, product.node.args[0])
-    product.node.replace_all_uses_with(y)
+    return y
 
 
 def _put_gathered(
     graph: Graph, wait: Node, layouts: dict[Node, Layout], gathered: Node, dim: int, ranks: int
 ) -> None:
     """Replaces the result of the collective by the gathered tensor of the new operator."""
-    shape = list(value(gathered).shape)
+    shape = sizes_of(gathered)
     if dim > 0:
+        one = quotient(shape[dim], ranks)
         same = Layout.of(
             *(
-                [("ranks", ranks), (f"d{i}", size // ranks)] if i == dim else [(f"d{i}", size)]
+                [("ranks", ranks), (f"d{i}", one)] if i == dim else [(f"d{i}", size)]
                 for i, size in enumerate(shape)
             )
         )
         for node, layout in layouts.items():
-            if layout == same and list(value(node).shape) == shape:
+            if layout == same and sizes_of(node) == shape:
                 node.replace_all_uses_with(gathered)
-        split = [*shape[:dim], ranks, shape[dim] // ranks, *shape[dim + 1 :]]
-        parts = call(graph, aten.reshape.default, gathered, split)
-        order = [dim, *(i for i in range(len(split)) if i != dim)]
+        parts = shaped(graph, gathered, [*shape[:dim], ranks, one, *shape[dim + 1 :]])
+        order = [dim, *(i for i in range(len(shape) + 1) if i != dim)]
         gathered = call(graph, aten.permute.default, parts, order)
-        gathered = shaped(graph, gathered, list(value(wait).shape))
+        gathered = shaped(graph, gathered, sizes_of(wait))
     wait.replace_all_uses_with(gathered)

@@ -9,9 +9,10 @@ equal, whatever operations made them.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from weft.nn.sizes import Size, product, quotient
 
 
 @dataclass(frozen=True)
@@ -20,8 +21,8 @@ class DimensionPart:
     each step is (index of the part, number of parts)."""
 
     name: str
-    size: int
-    path: tuple[int, ...] = ()
+    size: Size
+    path: tuple[Size, ...] = ()
 
 
 Dims = tuple[tuple[DimensionPart, ...], ...]
@@ -34,36 +35,23 @@ class Layout:
     dims: Dims
 
     @classmethod
-    def of(cls, *dims: Sequence[tuple[str, int]]) -> Layout:
+    def of(cls, *dims: Sequence[tuple[str, Size]]) -> Layout:
         return cls(tuple(tuple(DimensionPart(n, s) for n, s in dim if s != 1) for dim in dims))
 
     @property
     def flat(self) -> tuple[DimensionPart, ...]:
         return tuple(part for dim in self.dims for part in dim)
 
-    def regrouped(self, shape: Sequence[int]) -> Layout | None:
+    def regrouped(self, shape: Sequence[Size]) -> Layout | None:
         """The layout of a view, or None if the shape does not fit the parts (a part would not be
         cut evenly)."""
         waiting = list(self.flat)
         dims = []
         for size in shape:
-            dim: list[DimensionPart] = []
-            missing = size
-            while missing > 1:
-                if not waiting:
-                    return None
-                part = waiting.pop(0)
-                if part.size > missing:
-                    pieces = _cut(part, missing)
-                    if pieces is None:
-                        return None
-                    part, rest = pieces
-                    waiting.insert(0, rest)
-                if missing % part.size:
-                    return None
-                missing //= part.size
-                dim.append(part)
-            dims.append(tuple(dim))
+            dim = _take(waiting, size)
+            if dim is None:
+                return None
+            dims.append(dim)
         return None if waiting else Layout(tuple(join(dim) for dim in dims))
 
     def permuted(self, order: Sequence[int]) -> Layout:
@@ -82,36 +70,43 @@ class Layout:
         return Layout(tuple(join(dim) for dim in dims))
 
     def leading(
-        self, dim: int, count: int
+        self, dim: int, count: Size
     ) -> tuple[tuple[DimensionPart, ...], tuple[DimensionPart, ...]] | None:
         """The first parts of a dimension, of `count` elements in total, and the other parts."""
-        taken: list[DimensionPart] = []
         waiting = list(self.dims[dim])
-        while count > 1:
-            if not waiting:
+        taken = _take(waiting, count)
+        return None if taken is None else (taken, tuple(waiting))
+
+    def size(self, dim: int) -> Size:
+        return product(part.size for part in self.dims[dim])
+
+
+def _take(waiting: list[DimensionPart], count: Size) -> tuple[DimensionPart, ...] | None:
+    """Takes the first parts, of `count` elements in total; the last of them may be cut."""
+    taken: list[DimensionPart] = []
+    missing = count
+    while missing != 1:
+        if not waiting or missing == 0:
+            return None
+        part = waiting.pop(0)
+        left = quotient(missing, part.size)
+        if left is None:
+            pieces = _cut(part, missing)
+            if pieces is None:
                 return None
-            part = waiting.pop(0)
-            if part.size > count:
-                pieces = _cut(part, count)
-                if pieces is None:
-                    return None
-                part, rest = pieces
-                waiting.insert(0, rest)
-            if count % part.size:
-                return None
-            count //= part.size
-            taken.append(part)
-        return tuple(taken), tuple(waiting)
-
-    def size(self, dim: int) -> int:
-        return math.prod(part.size for part in self.dims[dim])
+            part, rest = pieces
+            waiting.insert(0, rest)
+            left = 1
+        missing = left
+        taken.append(part)
+    return tuple(taken)
 
 
-def _cut(part: DimensionPart, outer: int) -> tuple[DimensionPart, DimensionPart] | None:
+def _cut(part: DimensionPart, outer: Size) -> tuple[DimensionPart, DimensionPart] | None:
     """Cuts a part into an outer and an inner part."""
-    if part.size % outer:
+    inner = quotient(part.size, outer)
+    if inner is None:
         return None
-    inner = part.size // outer
     return DimensionPart(part.name, outer, (*part.path, 0, inner)), DimensionPart(
         part.name, inner, (*part.path, 1, outer)
     )

@@ -1,7 +1,8 @@
 """Products of sharded linear layers, forward and backward, overlapped with their communication.
 
 Unlike the operators of `weft`, they keep the gathered input for the backward, as torch's styles do,
-so that it is not sent a second time.
+so that it is not sent a second time. Under autocast, operands are cast as those of
+`torch.nn.functional.linear`.
 """
 
 from __future__ import annotations
@@ -9,10 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch.autograd.function import once_differentiable
 
-from weft.ops.operands import as_rows
+from weft.ops.modes import autocast
+from weft.ops.operands import as_rows, resolve_group
+from weft.ops.replicated import Plain, shared
 
 
 def gathered_linear(
@@ -20,6 +21,7 @@ def gathered_linear(
 ) -> tuple[torch.Tensor, ...]:
     """all_gather(x, dim) @ w.t() for every w [N, K]. Ranks hold shards of x along `dim`."""
     results: tuple[torch.Tensor, ...]
+    x, weights = autocast(x), autocast(weights)
     results = _Gathered.apply(x, dim, group, schedule, *weights)  # type: ignore[no-untyped-call]
     return results
 
@@ -29,14 +31,9 @@ def replicated_linear(
 ) -> tuple[torch.Tensor, ...]:
     """x @ w.t() for every w. All ranks hold the same x, so its gradient is summed over ranks."""
     results: tuple[torch.Tensor, ...]
+    x, weights = autocast(x), autocast(weights)
     results = _Replicated.apply(x, group, schedule, *weights)  # type: ignore[no-untyped-call]
     return results
-
-
-def shared_bias(bias: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """A bias that every rank adds to its own rows. Its gradient is summed over ranks."""
-    result: torch.Tensor = _SharedBias.apply(bias, group)  # type: ignore[no-untyped-call]
-    return result
 
 
 class _Gathered(torch.autograd.Function):
@@ -47,14 +44,13 @@ class _Gathered(torch.autograd.Function):
         gathered, ys = torch.ops.weft.all_gather_matmul(
             x, [w.t() for w in weights], dim, group, return_A=True, schedule=schedule
         )
-        ctx.save_for_backward(gathered, *weights)
+        ctx.save_for_backward(x, gathered, *weights)
         ctx.dim, ctx.group, ctx.schedule, ctx.own = dim, group, schedule, x.shape[dim]
         return tuple(ys)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *dys: torch.Tensor) -> tuple[Any, ...]:
-        gathered, *weights = ctx.saved_tensors
+        x, gathered, *weights = ctx.saved_tensors
         dx = None
         if ctx.needs_input_grad[0]:
             dx = torch.ops.weft.matmul_reduce_scatter(
@@ -66,9 +62,15 @@ class _Gathered(torch.autograd.Function):
                 schedule=ctx.schedule,
                 own_rows=ctx.own,
             )
+        flat = [as_rows(dy, ctx.dim)[0] for dy in dys]
+        if torch.is_grad_enabled():  # second derivatives go back to x, not to what was gathered
+            rows = as_rows(x, ctx.dim)[0]
+            turned = torch.ops.weft.gather_contract(
+                rows, flat, None, None, ctx.group, schedule=ctx.schedule
+            )
+            return dx, None, None, None, *(g.t() for g in turned)
         rows = as_rows(gathered, ctx.dim)[0]
-        dws = [as_rows(dy, ctx.dim)[0].t() @ rows for dy in dys]
-        return dx, None, None, None, *dws
+        return dx, None, None, None, *(d.t() @ rows for d in flat)
 
 
 class _Replicated(torch.autograd.Function):
@@ -81,7 +83,6 @@ class _Replicated(torch.autograd.Function):
         return tuple(x @ w.t() for w in weights)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *dys: torch.Tensor) -> tuple[Any, ...]:
         x, *weights = ctx.saved_tensors
         dx = None
@@ -89,22 +90,10 @@ class _Replicated(torch.autograd.Function):
             dx = torch.ops.weft.matmul_all_reduce(
                 _joined(dys, -1), _joined(weights, 0), "sum", ctx.group, schedule=ctx.schedule
             )
+        if torch.is_grad_enabled():  # for second derivatives: x is the same on all ranks
+            x = shared(x, Plain(resolve_group(ctx.group)))
         rows = as_rows(x, 0)[0]
         return dx, None, None, *(as_rows(dy, 0)[0].t() @ rows for dy in dys)
-
-
-class _SharedBias(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, bias: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-        ctx.group = group
-        return bias.view_as(bias)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-        total = gradient.clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
 
 
 def _joined(parts: Any, dim: int) -> torch.Tensor:

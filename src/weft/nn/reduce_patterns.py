@@ -3,17 +3,17 @@ all_to_all."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.fx import Graph, Node
 
-from weft.nn.following import aten, fixed, follow, moves, value
+from weft.nn.following import aten, follow, moves, value
 from weft.nn.layout import DimensionPart, Layout, join
 from weft.nn.report import Match, NearMiss, Report
 from weft.nn.rewrite import call, cast, group_of, joined, prune, shaped
+from weft.nn.sizes import NoSize, Size, known, product, quotient, sizes_of
 
 collectives = torch.ops._c10d_functional
 REDUCE_SCATTER = collectives.reduce_scatter_tensor.default
@@ -33,7 +33,10 @@ class _Sum:
 
 def replace(graph: Graph, node: Node, schedule: str, report: Report) -> None:
     """Replaces a collective and the products of its input, or reports why it cannot."""
-    problem = _replace(graph, node, schedule, report)
+    try:
+        problem = _replace(graph, node, schedule, report)
+    except NoSize as missing:
+        problem = f"no node of the graph has the size {missing}, which the new operator needs"
     if problem is not None:
         report.near_misses.append(NearMiss(node.name, problem))
 
@@ -43,8 +46,8 @@ def _replace(graph: Graph, node: Node, schedule: str, report: Report) -> str | N
     source = node.args[0]
     if len(waits) != 1 or len(node.users) != 1 or not isinstance(source, Node):
         return "its result is not waited for exactly once"
-    if not fixed(source):
-        return "its sizes are not constants of the graph"
+    if not known(source):
+        return "its sizes depend on values of tensors"
     found = _sum(source, node)
     if isinstance(found, str):
         return found
@@ -67,7 +70,7 @@ def _replace(graph: Graph, node: Node, schedule: str, report: Report) -> str | N
             prune(graph, a, b)
             return made
         name, result = made
-        result = shaped(graph, result, list(value(waits[0]).shape))
+        result = shaped(graph, result, sizes_of(waits[0]))
         result = cast(graph, result, value(source).dtype)
     waits[0].replace_all_uses_with(result)
     names = (*(p.name for p in found.products), node.name)
@@ -83,7 +86,7 @@ def _sum(source: Node, collective: Node) -> _Sum | str:
     waiting = [source]
     while waiting:
         node = waiting.pop()
-        if node.target is aten.mm.default and fixed(node):
+        if node.target is aten.mm.default and known(node):
             products.append(node)
             continue
         if node.target is aten.addmm.default:
@@ -95,11 +98,7 @@ def _sum(source: Node, collective: Node) -> _Sum | str:
         waiting += before
     products.reverse()
     layouts = follow(
-        {
-            p: Layout.of([("m", p_m)], [("n", p_n)])
-            for p in products
-            for p_m, p_n in [value(p).shape]
-        }
+        {p: Layout.of([("m", p_m)], [("n", p_n)]) for p in products for p_m, p_n in [sizes_of(p)]}
     )
     if source not in layouts:
         return "its products are put together in a way that weft does not follow"
@@ -120,23 +119,23 @@ def _sum(source: Node, collective: Node) -> _Sum | str:
 def _reduce_scatter(
     graph: Graph, node: Node, found: _Sum, a: Node, b: Node, group: str, schedule: str
 ) -> tuple[str, Node] | str:
-    world, n = node.args[2], value(b).shape[1]
+    world, n = node.args[2], sizes_of(b)[1]
     assert isinstance(world, int)
     leading = found.layout.leading(0, world)
     if leading is None or found.layout.dims[-1] != _whole("n", n):
         return "it scatters the columns of the product; weft scatters rows"
     ranks, first = leading
     rest = [*first, *(part for dim in found.layout.dims[1:-1] for part in dim)]
-    m = value(a).shape[0]
+    m, k = sizes_of(a)
     for place in range(len(rest) + 1):
         if join((*rest[:place], *ranks, *rest[place:])) == _whole("m", m):
-            before = math.prod(part.size for part in rest[:place])
+            before = product(part.size for part in rest[:place])
             break
     else:
         return "it scatters the rows of the product in another order than along one dimension"
-    x = shaped(graph, a, [before, m // before, value(a).shape[1]]) if before > 1 else a
+    x = a if before == 1 else shaped(graph, a, [before, quotient(m, before), k])
     target = torch.ops.weft.matmul_reduce_scatter.default
-    dim = 1 if before > 1 else 0
+    dim = 0 if before == 1 else 1
     y = call(graph, target, x, b, node.args[1], dim, group, schedule=schedule)
     return "matmul_reduce_scatter", y
 
@@ -144,7 +143,7 @@ def _reduce_scatter(
 def _all_reduce(
     graph: Graph, node: Node, found: _Sum, a: Node, b: Node, group: str, schedule: str
 ) -> tuple[str, Node] | str:
-    m, n = value(a).shape[0], value(b).shape[1]
+    m, n = sizes_of(a)[0], sizes_of(b)[1]
     flat = join(found.layout.flat)
     target = torch.ops.weft.matmul_all_reduce.default
     if flat == _whole("m", m) + _whole("n", n):
@@ -167,18 +166,18 @@ def _all_to_all(
     )
     if not constant:
         return "its splits are not constants of the graph"
-    m, n = value(a).shape[0], value(b).shape[1]
+    m, n = sizes_of(a)[0], sizes_of(b)[1]
     rows = tuple(part for dim in found.layout.dims[:-1] for part in dim)
     if join(rows) != _whole("m", m) or found.layout.dims[-1] != _whole("n", n):
         return "the elements of the product are in another order by then"
-    shape = list(value(node.args[0]).shape)  # type: ignore[arg-type]
+    shape = sizes_of(node.args[0])  # type: ignore[arg-type]
     if not 2 <= len(shape) <= 4:
         return f"it moves a tensor of {len(shape)} dimensions; weft multiplies those of 2 to 4"
-    x = shaped(graph, a, [*shape[:-1], value(a).shape[1]])
+    x = shaped(graph, a, [*shape[:-1], sizes_of(a)[1]])
     target = torch.ops.weft.matmul_all_to_all.default
     y = call(graph, target, x, b, in_splits, out_splits, group, schedule=schedule)
     return "matmul_all_to_all", y
 
 
-def _whole(name: str, size: int) -> tuple[DimensionPart, ...]:
+def _whole(name: str, size: Size) -> tuple[DimensionPart, ...]:
     return Layout.of([(name, size)]).dims[0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +14,8 @@ from torch.fx.node import map_arg
 
 from weft import fabric as fabrics
 from weft.errors import Error
-from weft.nn.following import aten, fixed, value
+from weft.nn.following import aten, value
+from weft.nn.sizes import Size, known, product, shape_nodes, size_of, sizes_of
 from weft.ops.operands import resolve_group
 
 
@@ -36,11 +36,31 @@ def item(graph: Graph, node: Node, index: int) -> Node:
     return call(graph, operator.getitem, node, index)
 
 
-def shaped(graph: Graph, node: Node, shape: Sequence[int]) -> Node:
+def shaped(graph: Graph, node: Node, shape: Sequence[Size]) -> Node:
     """Reshapes a node; its elements keep their order."""
-    if list(value(node).shape) == list(shape):
+    if sizes_of(node) == list(shape):
         return node
-    return call(graph, aten.reshape.default, node, list(shape))
+    return call(graph, aten.reshape.default, node, shape_nodes(graph, shape))
+
+
+def drop_copies(graph: Graph) -> None:
+    """Removes the copies of in-place collectives: `dist.all_reduce(y)` is traced as a functional
+    collective whose result is copied over y, of which nothing is left then."""
+    for node in list(graph.nodes):
+        if node.target is not aten.copy.default:
+            continue
+        onto, source = node.args[:2]
+        if not (known(onto) and known(source)):
+            continue
+        before, after = value(onto), value(source)
+        same = before.dtype == after.dtype and before.device == after.device
+        if same and sizes_of(onto) == sizes_of(source) and _strides(onto) == _strides(source):
+            node.replace_all_uses_with(source)
+            graph.erase_node(node)
+
+
+def _strides(node: Any) -> list[Size]:
+    return [size_of(stride, node.graph) for stride in value(node).stride()]
 
 
 def cast(graph: Graph, node: Node, dtype: torch.dtype) -> Node:
@@ -57,16 +77,16 @@ def split_products(graph: Graph) -> None:
     """Rewrites linear layers, and products of more than two dimensions, as 2-D products. Graphs
     traced before autograd still contain them."""
     for node in list(graph.nodes):
-        if node.target not in (aten.linear.default, aten.matmul.default) or not fixed(node):
+        if node.target not in (aten.linear.default, aten.matmul.default) or not known(node):
             continue
         x, other = node.args[:2]
-        if not (fixed(x) and fixed(other)) or value(x).dim() < 2 or value(other).dim() != 2:
+        if not (known(x) and known(other)) or value(x).dim() < 2 or value(other).dim() != 2:
             continue
         linear = node.target is aten.linear.default
         bias = node.args[2] if len(node.args) > 2 else node.kwargs.get("bias")
-        shape = list(value(node).shape)
+        shape = sizes_of(node)
         with graph.inserting_before(node):
-            rows = shaped(graph, x, [math.prod(shape[:-1]), value(x).shape[-1]])
+            rows = shaped(graph, x, [product(shape[:-1]), sizes_of(x)[-1]])
             other = call(graph, aten.t.default, other) if linear else other
             if bias is None:
                 y = call(graph, aten.mm.default, rows, other)

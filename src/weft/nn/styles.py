@@ -12,7 +12,6 @@ operator:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -25,10 +24,14 @@ from torch.distributed.tensor import parallel as plain
 from torch.distributed.tensor.parallel import SequenceParallel
 from torch.distributed.tensor.parallel.style import ParallelStyle
 from torch.distributed.tensor.placement_types import Placement
+from torch.nn import functional
 
 from weft.errors import Unsupported
-from weft.nn.linear import gathered_linear, replicated_linear, shared_bias
+from weft.nn.linear import gathered_linear, replicated_linear
+from weft.nn.together import Applied, Together
+from weft.ops.matmul_all_reduce import matmul_all_reduce
 from weft.ops.operands import group_name
+from weft.ops.replicated import Plain, shared
 from weft.schedule import Schedule
 
 
@@ -71,10 +74,17 @@ class ColwiseParallel(plain.ColwiseParallel):
         _share_input(self, [module], device_mesh)
         return module
 
-    def multiply(self, linears: list[nn.Linear], x: Any, mesh: DeviceMesh) -> list[Any]:
+    def sends_nothing(self, x: Any) -> bool:
+        """Whether the product of x is local and has no gradient, so that layers need not share."""
+        replicated = not isinstance(x, DTensor) and self.input_layouts[0] == Replicate()
+        return replicated and not torch.is_grad_enabled()
+
+    def multiply(self, linears: list[nn.Module], x: Any, mesh: DeviceMesh) -> list[Any]:
         """The results of linear layers with the same input."""
+        if self.sends_nothing(x):
+            return [self._placed(_plainly(linear, x), linear, mesh) for linear in linears]
         local, layout = _local(x, mesh, self.input_layouts[0])
-        weights = [_own(linear.weight) for linear in linears]
+        weights = [own_weight(linear) for linear in linears]
         name = group_name(mesh.get_group())
         if isinstance(layout, Shard) and layout.dim % local.dim() < local.dim() - 1:
             dim = layout.dim % local.dim()
@@ -85,12 +95,15 @@ class ColwiseParallel(plain.ColwiseParallel):
             ys = replicated_linear(local, weights, name, self.schedule)
         results = []
         for y, linear in zip(ys, linears, strict=True):
-            biased = y if linear.bias is None else y + _own(linear.bias)
-            made = Shard(biased.dim() - 1)
-            results.append(
-                _result(biased, mesh, made, self.output_layouts[0], self.use_local_output)
-            )
+            bias = own(linear.bias)
+            results.append(self._placed(y if bias is None else y + bias.to(y.dtype), linear, mesh))
         return results
+
+    def _placed(self, y: torch.Tensor, linear: nn.Module, mesh: DeviceMesh) -> Any:
+        made, wanted = Shard(y.dim() - 1), self.output_layouts[0]
+        weight: Any = linear.weight
+        columns = weight.shape[0 if isinstance(linear, nn.Linear) else 1]
+        return _result(y, mesh, made, wanted, self.use_local_output, columns)
 
 
 class ColwiseTogether(ParallelStyle):
@@ -100,7 +113,8 @@ class ColwiseTogether(ParallelStyle):
     Equals a `PrepareModuleInput` that gathers, and `ColwiseParallel` for every layer. The first
     layer that is called multiplies for all; the others, called with the same tensor, return their
     results. If the tensor was changed in place in between, the product is computed again. A
-    compiled model must not change it, because that cannot be detected there.
+    compiled model must not change it, because that cannot be detected there. Inference tensors have
+    no version counter, so they are compared with a copy.
 
     Args:
         names: the layers, as attributes of the module.
@@ -124,7 +138,7 @@ class ColwiseTogether(ParallelStyle):
         )
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        linears = []
+        linears: list[nn.Module] = []
         for name in self.names:
             linear = module.get_submodule(name)
             if not isinstance(linear, nn.Linear):
@@ -137,45 +151,22 @@ class ColwiseTogether(ParallelStyle):
         return module
 
 
-def _share_input(style: ColwiseParallel, linears: list[nn.Linear], mesh: DeviceMesh) -> None:
-    together = _Together(_Applied(style, mesh), linears)
-    for index, linear in enumerate(linears):
+def _share_input(style: ColwiseParallel, linears: list[nn.Module], mesh: DeviceMesh) -> None:
+    for linear in linears:
         distribute_module(linear, mesh, style._partition_linear_fn)
-        linear.forward = partial(together.take, index)  # type: ignore[method-assign]
+    install_columns(style, linears, mesh)
 
 
-@dataclass(frozen=True)
-class _Applied:
-    """A style on a mesh, shared by a module and all its copies."""
-
-    style: Any
-    mesh: DeviceMesh
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Applied:
-        return self
+def install_columns(style: ColwiseParallel, linears: list[nn.Module], mesh: DeviceMesh) -> None:
+    """Makes sharded layers with the same input multiply by a style."""
+    together = Together(Applied(style, mesh), linears)
+    for index, linear in enumerate(linears):
+        linear.forward = partial(together.take, index)
 
 
-class _Together:
-    """Holds the results that were computed for all layers, until each has returned its own."""
-
-    def __init__(self, applied: _Applied, linears: list[nn.Linear]) -> None:
-        self._applied, self._linears = applied, linears
-        self._input: Any = None
-        self._version = 0
-        self._results: dict[int, Any] = {}
-
-    def take(self, index: int, input: torch.Tensor) -> Any:
-        # During compilation a version is a symbol, which cannot be compared.
-        version = 0 if torch.compiler.is_compiling() else input._version
-        known = input is self._input and version == self._version and index in self._results
-        if not known:
-            style, mesh = self._applied.style, self._applied.mesh
-            self._results = dict(enumerate(style.multiply(self._linears, input, mesh)))
-            self._input, self._version = input, version
-        result = self._results.pop(index)
-        if not self._results:
-            self._input = None
-        return result
+def install_rows(style: RowwiseParallel, linear: nn.Module, mesh: DeviceMesh) -> None:
+    """Makes a sharded layer multiply by a style."""
+    linear.forward = partial(_rows_forward, Applied(style, mesh), linear)
 
 
 class RowwiseParallel(plain.RowwiseParallel):
@@ -214,42 +205,50 @@ class RowwiseParallel(plain.RowwiseParallel):
         if not isinstance(module, nn.Linear) or not overlapped:
             return super()._apply(module, device_mesh)
         distribute_module(module, device_mesh, self._partition_linear_fn)
-        applied = _Applied(self, device_mesh)
-        module.forward = partial(_rows_forward, applied, module)  # type: ignore[method-assign]
+        install_rows(self, module, device_mesh)
         return module
 
-    def multiply(self, linear: nn.Linear, x: Any, mesh: DeviceMesh) -> Any:
+    def multiply(self, linear: nn.Module, x: Any, mesh: DeviceMesh) -> Any:
         """The result of the layer."""
         local, layout = _local(x, mesh, self.input_layouts[0])
         if not (isinstance(layout, Shard) and layout.dim % local.dim() == local.dim() - 1):
             local = _redistributed(local, mesh, layout, Shard(local.dim() - 1))
         group, out = mesh.get_group(), self.output_layouts[0]
-        name, w = group_name(group), _own(linear.weight).t()
-        bias = None if linear.bias is None else _own(linear.bias)
+        w, bias = own_weight(linear).t(), own(linear.bias)
         if isinstance(out, Shard):
             y = torch.ops.weft.matmul_reduce_scatter(
                 local,
                 w,
                 "sum",
                 out.dim,
-                name,
+                group_name(group),
                 schedule=self.schedule,
                 own_rows=_chunk_rows(local.shape[out.dim], group),
             )
-            bias = None if bias is None else shared_bias(bias, group)
+            bias = None if bias is None else shared(bias, Plain(group))
         else:
-            y = torch.ops.weft.matmul_all_reduce(local, w, "sum", name, schedule=self.schedule)
-        y = y if bias is None else y + bias
+            y = matmul_all_reduce(local, w, group=group, schedule=self.schedule)
+        y = y if bias is None else y + bias.to(y.dtype)
         return _result(y, mesh, out, out, self.use_local_output)
 
 
-def _rows_forward(applied: _Applied, linear: nn.Linear, input: Any) -> Any:
+def _rows_forward(applied: Applied, linear: nn.Module, input: Any) -> Any:
     return applied.style.multiply(linear, input, applied.mesh)
 
 
-def _own(parameter: Any) -> torch.Tensor:
-    local: torch.Tensor = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-    return local
+def own(parameter: Any) -> Any:
+    """This rank's part of a parameter; None if there is none."""
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
+
+
+def own_weight(linear: nn.Module) -> torch.Tensor:
+    """This rank's part of the weight of a linear layer, [N, K]. That of a Conv1D is [K, N]."""
+    weight: torch.Tensor = own(linear.weight)
+    return weight if isinstance(linear, nn.Linear) else weight.t()
+
+
+def _plainly(linear: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return functional.linear(x, own_weight(linear), own(linear.bias))
 
 
 def _local(x: Any, mesh: DeviceMesh, layout: Placement) -> tuple[torch.Tensor, Placement]:
@@ -270,14 +269,22 @@ def _redistributed(
 
 
 def _result(
-    y: torch.Tensor, mesh: DeviceMesh, made: Placement, wanted: Placement, local: bool
+    y: torch.Tensor,
+    mesh: DeviceMesh,
+    made: Placement,
+    wanted: Placement,
+    local: bool,
+    columns: int | None = None,
 ) -> Any:
-    """Converts y from the layout `made` to `wanted`, as a DTensor or a plain tensor."""
+    """Converts y from the layout `made` to `wanted`, as a DTensor or a plain tensor. columns: those
+    of all ranks, if they are divided, because ranks may have different numbers of them."""
     if isinstance(wanted, Shard) and wanted.dim < 0:
         wanted = Shard(wanted.dim + y.dim())
     if made == wanted and local:
         return y
-    result = DTensor.from_local(y, mesh, [made], run_check=False)
+    shape = None if columns is None else torch.Size([*y.shape[:-1], columns])
+    stride = None if shape is None else torch.empty(shape, device="meta").stride()
+    result = DTensor.from_local(y, mesh, [made], run_check=False, shape=shape, stride=stride)
     if made != wanted:
         result = result.redistribute(placements=[wanted])
     return result.to_local() if local else result

@@ -12,6 +12,7 @@ from weft.errors import Mismatch, Unsupported
 from weft.fabric.proposal import Proposal
 from weft.operation import is_split
 from weft.ops import gather_contract as _gather_contract  # noqa: F401 - its operator is used
+from weft.ops.known import Operands
 from weft.ops.operands import (
     as_rows,
     as_shaped,
@@ -139,7 +140,6 @@ def _bind(
     check_operands("x_shard", x_shard, weights)
     dim = check_dim("gather_dim", gather_dim, x_shard)
     x, inner = as_rows(x_shard, dim)
-    x = x.contiguous()
     rows, k = x.shape
     dtype = dtype_name(x.dtype)
     columns = tuple([w.shape[1] for w in weights])
@@ -159,19 +159,27 @@ def _bind(
         every = tuple(n if n >= 0 else rows for n in declared or (rows,) * world)
         return AllGatherMatmul(every, (columns,) * world, k, dtype, return_gathered)
 
-    def outputs(operation: Any) -> Tensors:
-        made: Tensors = {}
-        for i, n in enumerate(columns):
-            made[f"y{i}"] = x.new_empty((operation.m, n)) if outs is None else outs[i]
-        if return_gathered:
-            made["gathered"] = x.new_empty((operation.m, k))
-        return made
+    def operands(x_shard: torch.Tensor, weights: list[torch.Tensor], *rest: Any) -> Operands:
+        x, outs = as_rows(x_shard, dim)[0].contiguous(), rest[-1]
 
-    def result(made: Tensors) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
-        gathered = as_shaped(made["gathered"], x_shard, dim) if return_gathered else None
-        if outs is not None:
-            return gathered, outs
-        return gathered, [as_shaped(made[f"y{i}"], x_shard, dim) for i in range(len(columns))]
+        def outputs(operation: Any) -> Tensors:
+            made: Tensors = {}
+            for i, n in enumerate(columns):
+                made[f"y{i}"] = x.new_empty((operation.m, n)) if outs is None else outs[i]
+            if return_gathered:
+                made["gathered"] = x.new_empty((operation.m, k))
+            return made
+
+        def result(made: Tensors) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
+            gathered = as_shaped(made["gathered"], x_shard, dim) if return_gathered else None
+            if outs is not None:
+                return gathered, outs
+            return gathered, [as_shaped(made[f"y{i}"], x_shard, dim) for i in range(len(columns))]
+
+        inputs = {"x": x}
+        for i, weight in enumerate(weights):
+            inputs[f"w{i}"] = weight
+        return Operands(inputs, result, outputs)
 
     same = (
         ("K", k),
@@ -182,9 +190,8 @@ def _bind(
         ("shard_rows", declared),
     )
     own = (("rows", rows), ("columns", columns), ("out", out_rows))
-    inputs = {"x": x, **{f"w{i}": weight for i, weight in enumerate(weights)}}
     key = (rows, columns, k, dtype, return_gathered, inner, declared, out_rows)
-    return Bound(same, own, key, expected, inputs, result, ("x",), outputs)
+    return Bound(same, own, key, expected, shared=("x",), again=operands)
 
 
 def _combine(proposals: Sequence[Proposal]) -> AllGatherMatmul:
@@ -304,7 +311,9 @@ OPERATOR = register(
         'bool return_A=False, str schedule="auto", int[]? shard_rows=None) -> (Tensor?, Tensor[])',
         kernel=_kernel,
         fake=_fake,
+        casts=2,
         setup_context=_setup_context,
         backward=_backward,
+        repeats=True,
     )
 )

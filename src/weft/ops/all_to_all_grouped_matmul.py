@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from weft.errors import Unsupported
 from weft.fabric.proposal import Proposal
 from weft.ops.expert_operands import (
     check_expert_splits,
@@ -40,6 +41,8 @@ def _bind(
     taken = check_expert_splits("out_splits", out_splits, world, experts, -1)
     m, k, dtype = sum(taken), x.shape[1], dtype_name(x.dtype)
     columns = tuple(w.shape[2] for w in weights)
+    if out is not None and len(weights) > 1:
+        raise Unsupported("out= takes one w; leave it out for a list of weights")
     if out is not None:
         check_out("out", out, x, weights, columns[0], m)
 
@@ -131,9 +134,10 @@ def _setup_context(
     gathered = output[0]
     ctx.schedule, ctx.gathered = keyword_only_inputs["schedule"], gathered is not None
     ctx.save_for_backward(x if gathered is None else gathered, *weights)
+    ctx.set_materialize_grads(False)  # the received rows are often kept for the gradient only
 
 
-def _backward(ctx: Any, d_gathered: torch.Tensor | None, dys: list[torch.Tensor]) -> Any:
+def _backward(ctx: Any, d_gathered: torch.Tensor | None, ys: list[torch.Tensor | None]) -> Any:
     """dX = the products dY @ W^T on their way back, dW = received(X)^T @ dY for every expert."""
     received, *weights = ctx.saved_tensors
     experts = weights[0].shape[0]
@@ -142,12 +146,17 @@ def _backward(ctx: Any, d_gathered: torch.Tensor | None, dys: list[torch.Tensor]
         received, _ = torch.ops.weft.all_to_all_grouped_matmul(
             received, nothing, ctx.in_splits, ctx.out_splits, ctx.group, return_A=True
         )
+    dys = [
+        received.new_zeros(received.shape[0], w.shape[2]) if dy is None else dy
+        for dy, w in zip(ys, weights, strict=True)
+    ]
     left, right = list(dys), [w.transpose(1, 2) for w in weights]
     if d_gathered is not None:
         # The received rows are a result, too. Their gradient joins as a product with the identity.
         k = received.shape[1]
         left.append(d_gathered)
-        right.append(torch.eye(k, dtype=received.dtype).expand(experts, k, k))
+        identity = torch.eye(k, dtype=received.dtype, device=received.device)
+        right.append(identity.expand(experts, k, k))
     dx = torch.ops.weft.grouped_matmul_all_to_all(
         left[0] if len(left) == 1 else torch.cat(left, 1),
         right[0] if len(right) == 1 else torch.cat(right, 1),
@@ -171,6 +180,7 @@ OPERATOR = register(
         'str schedule="auto") -> (Tensor?, Tensor[])',
         kernel=_kernel,
         fake=_fake,
+        casts=2,
         setup_context=_setup_context,
         backward=_backward,
     )

@@ -12,6 +12,7 @@ from weft.fabric.proposal import Proposal
 from weft.ops import all_to_all_grouped_matmul as grouped
 from weft.ops import gather_contract as _gather_contract  # noqa: F401 - its operator is used
 from weft.ops.expert_operands import Splits, as_experts, as_sizes, has_experts
+from weft.ops.known import Operands
 from weft.ops.operands import (
     as_rows,
     as_shaped,
@@ -171,15 +172,20 @@ def _bind(
         splits = tuple((rows,) * world for rows in taken)
         return AllToAllMatmul(splits, ((n,),) * world, k, dtype, return_gathered)
 
-    def outputs(operation: Plannable) -> Tensors:
-        made = {"y0": x.new_empty(m, n) if out is None else out}
-        if return_gathered:
-            made["gathered"] = x.new_empty(m, k)
-        return made
+    def operands(x: torch.Tensor, w: torch.Tensor, *rest: Any) -> Operands:
+        out = rest[-1]
 
-    def result(made: Tensors) -> tuple[torch.Tensor | None, torch.Tensor]:
-        received = as_shaped(made["gathered"], x, 0) if return_gathered else None
-        return received, as_shaped(made["y0"], x, 0)
+        def outputs(_: Plannable) -> Tensors:
+            made = {"y0": x.new_empty((m, n)) if out is None else out}
+            if return_gathered:
+                made["gathered"] = x.new_empty((m, k))
+            return made
+
+        def result(made: Tensors) -> tuple[torch.Tensor | None, torch.Tensor]:
+            received = as_shaped(made["gathered"], x, 0) if return_gathered else None
+            return received, as_shaped(made["y0"], x, 0)
+
+        return Operands({"x": as_rows(x, 0)[0].contiguous(), "w0": w}, result, outputs)
 
     same = (
         ("K", k),
@@ -192,11 +198,9 @@ def _bind(
         (("columns", n), ("splits", (sent, taken))),
         lambda: (*bucket_of(m, max(taken)), n, k, dtype, return_gathered),
         expected,
-        {"x": rows.contiguous(), "w0": w},
-        result,
-        ("x",),
-        outputs,
+        shared=("x",),
         work=m,
+        again=operands,
     )
 
 
@@ -279,7 +283,9 @@ OPERATOR = register(
         'str group_name, *, bool return_A=False, str schedule="auto") -> (Tensor?, Tensor)',
         kernel=_kernel,
         fake=_fake,
+        casts=2,
         setup_context=_setup_context,
         backward=_backward,
+        repeats=True,
     )
 )

@@ -7,18 +7,29 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
+from torch.autograd.function import once_differentiable
 
 from weft.errors import Mismatch, Unsupported
 from weft.fabric.device.bags import DeviceBags
 from weft.fabric.host.bags import Bags
 from weft.fabric.proposal import Proposal
 from weft.operation import split
-from weft.ops.embedding_gradient import gradients
+from weft.ops.embedding_checks import (
+    LAST_OFFSET,
+    NAMES,
+    Tables,
+    check_result,
+    checked_modes,
+    dtype_of,
+    outdated,
+    promoted,
+    runs_of,
+)
+from weft.ops.embedding_gradient import gradients, update
+from weft.ops.embedding_inputs import Bagged, Shards, bagged, mode_text, modes_of
+from weft.ops.embedding_optimizer import TableOptimizer
 from weft.ops.operands import (
-    DTYPES,
-    differentiated,
     dispatched,
-    dtype_name,
     group_name,
     resolve_group,
 )
@@ -34,22 +45,22 @@ from weft.ops.operator import (
     session_for,
 )
 from weft.plan.embedding_all_to_all import EmbeddingAllToAll
-from weft.run.call import check_tensor
 from weft.run.session import Session
 from weft.schedule import Schedule
 from weft.select.decide import AnySchedule
 
-Tables = Sequence[torch.Tensor]
-_NAMES = {name: dtype for dtype, name in DTYPES.items()}
-
 
 def embedding_all_to_all(
     tables: Tables,
-    indices: Tables,
-    offsets: Tables,
+    indices: Any,
+    offsets: Tables | None = None,
     *,
-    mode: str = "sum",
-    per_sample_weights: Tables | None = None,
+    lengths: Any = None,
+    mode: str | Sequence[str] = "sum",
+    per_sample_weights: Any = None,
+    include_last_offset: bool | None = None,
+    row_splits: Sequence[Sequence[int]] | None = None,
+    optimizer: TableOptimizer | None = None,
     sparse: bool = False,
     group: dist.ProcessGroup | None = None,
     schedule: str | Schedule = "auto",
@@ -71,14 +82,27 @@ def embedding_all_to_all(
     first, so that nothing is packed, sent and unpacked.
 
     Args:
-        tables: the tables of this rank, [rows, dim] each, contiguous, float32, bfloat16 or float16,
-            alike on all ranks; dims may differ, and a rank may have no table.
+        tables: the tables of this rank, [rows, dim] each, contiguous, float32, bfloat16 or float16.
+            Dims and dtypes may differ, and a rank may have no table.
         indices: for every table the row numbers of all bags, one bag after the other; int32 or
-            int64. An index out of range is refused, on every rank.
+            int64. An index out of range is refused, on every rank. With `lengths`, also one tensor
+            for all tables. A KeyedJaggedTensor (an object with values() and lengths(), in the
+            order of the tables) is taken as it is.
         offsets: for every table the start of each of the B bags of the whole batch in `indices`, as
             for `torch.nn.EmbeddingBag`; B is the same for all tables and ranks.
-        mode: "sum" or "mean"; an empty bag is zero.
+        lengths: instead of offsets, the number of rows of each bag: [tables, B], flat, or a list.
+        mode: "sum", "mean" or "max", or a list with one for every table; an empty bag is zero.
         per_sample_weights: for every table the factor of each row; for "sum" only.
+        include_last_offset: whether every offsets tensor has B + 1 numbers, the last of which is
+            the number of indices. Without it such a tensor has B + 1 bags, as in torch. This
+            cannot be told from an empty last bag, so it is an error only if tables or ranks then
+            disagree on B. None warns if the last bag of every table is empty.
+        row_splits: tables are distributed by rows: for every table, the number of rows of each
+            rank, and `tables` are the rows of this rank. Every rank passes all bags with row
+            numbers of the whole table, and y has each table once. Tables that are not distributed
+            need a call of their own.
+        optimizer: updates tables in the backward pass, each row once, instead of giving them
+            gradients: `weft.nn.SGDInBackward`, `weft.nn.RowWiseAdagradInBackward`.
         sparse: whether gradients of tables are sparse tensors.
         group: a torch.distributed group; None is all ranks.
         schedule: a name such as "serial@dma", a `Schedule`, or "auto". This is "in-kernel" and,
@@ -89,15 +113,52 @@ def embedding_all_to_all(
 
     Returns:
         y [bags of this rank, columns of all tables], in shared memory: of B bags, rank r gets the
-        r-th part of `tensor_split`; columns are in the order of ranks and their tables.
+        r-th part of `tensor_split`; columns are in the order of ranks and their tables. Tables of
+        several dtypes give the dtype that torch promotes them to.
 
     Sums are accumulated in float32. The backward pass is the reverse exchange, so every rank calls
     it; a rank whose tables need no gradient still takes part if it has a loss.
     """
-    weights = None if per_sample_weights is None else list(per_sample_weights)
+    count = len(tables) if isinstance(tables, Sequence) else 1
+    first = tables[0] if isinstance(tables, Sequence) and count else None
+    shards = None
+    try:
+        given = bagged(count, indices, offsets, lengths, per_sample_weights, include_last_offset)
+        if row_splits is not None:
+            fabric = session_for(group, first).fabric
+            modes = modes_of(mode, count)
+            shards = Shards(tables, given, row_splits, modes, fabric.rank, fabric.world)
+            if out is not None:
+                raise Unsupported("out= cannot be used with row_splits; use the returned tensor")
+            given, mode = shards.given, shards.pooling
+    except Exception as error:
+        session_for(group, first).fabric.refuse(OPERATOR.name, error)
+        raise
+    y = _called(tables, given, mode_text(mode), optimizer, sparse, group, schedule, out)
+    return y if shards is None else shards.joined(y)
+
+
+def _called(
+    tables: Tables,
+    given: Bagged,
+    mode: str,
+    optimizer: TableOptimizer | None,
+    sparse: bool,
+    group: dist.ProcessGroup | None,
+    schedule: str | Schedule,
+    out: torch.Tensor | None,
+) -> torch.Tensor:
+    indices, offsets, weights = given
+    if optimizer is not None and torch.is_grad_enabled():
+        anchor = torch.empty(0, requires_grad=True)
+        made: torch.Tensor = _Updated.apply(  # type: ignore[no-untyped-call]
+            anchor, tables, given, mode, optimizer, group, str(schedule), *(weights or ())
+        )
+        return made
     anchored = _anchored(tables, out)
     if anchored is not None:
         tables, indices, offsets = anchored
+        mode = "sum," if mode.endswith(",") or not mode else mode
     listed = [*_listed(tables), *_listed(indices), *_listed(offsets), *(weights or [])]
     y: torch.Tensor
     if dispatched(listed, out) and listed:
@@ -115,6 +176,35 @@ def embedding_all_to_all(
     session = session_for(group, tables[0] if anchored is None and tables else None)
     y = run(OPERATOR, session, schedule, tables, indices, offsets, mode, weights, out)
     return y
+
+
+class _Updated(torch.autograd.Function):
+    """A call whose backward pass updates the tables."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        anchor: torch.Tensor,
+        tables: Tables,
+        given: Bagged,
+        mode: str,
+        optimizer: TableOptimizer,
+        group: dist.ProcessGroup | None,
+        schedule: str,
+        *weights: torch.Tensor,
+    ) -> torch.Tensor:
+        session = session_for(group, tables[0] if tables else None)
+        ctx.call = tables, given, mode, optimizer, group_name(group)
+        y: torch.Tensor = run(OPERATOR, session, schedule, tables, *given[:2], mode, given[2], None)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
+        tables, given, mode, optimizer, group = ctx.call
+        wanted = ctx.needs_input_grad[7:]
+        weights = update(optimizer, dy, tables, given, mode, group, wanted)
+        return None, None, None, None, None, None, None, *weights
 
 
 def _listed(tensors: object) -> list[Any]:
@@ -154,20 +244,30 @@ def _bind(
     fabric = session.fabric
     world, known = fabric.world, session.part(_Sizes, lambda _: _Sizes())
     learned, known.learned = known.learned, False
-    bags = _checked(tables, indices, offsets, mode, weights)
-    own, dtype = [t.shape[1] for t in tables], _dtype(tables)
+    modes = checked_modes(tables, indices, offsets, mode, weights)
+    own, dtype = [t.shape[1] for t in tables], dtype_of(tables)
     count = max((o.shape[0] for o in offsets), default=0)
-    local = ("dims", _runs(own)), ("bags", count if any(own) else -1), ("dtype", dtype)
+    local = ("dims", runs_of(own)), ("bags", count if any(own) else -1), ("dtype", dtype)
     # The guess is that peers have as many columns. There is no guess if `out` must fit.
     guess = (count, world * sum(own)) if out is None else (0, 0)
     size = known.get(local, (*guess, dtype or "float32"))
     rows = split(size[0], world)[fabric.rank]
-    shape, result = (rows, size[1]), _NAMES[size[2]]
+    shape, result = (rows, size[1]), NAMES[size[2]]
     sure = local in known
-    if sure and not learned and _outdated(out, shape, result):
+    if sure and not learned and outdated(out, shape, result):
         sure, size, shape = False, (0, 0, dtype or "float32"), (0, 0)
-        result = _NAMES[size[2]]
-    _check_out(out, shape if sure else None, size[2], [*tables, *(weights or [])])
+        result = NAMES[size[2]]
+    check_result(out, shape if sure else None, size[2], [*tables, *(weights or [])])
+    make = Bags if all(table.is_cpu for table in tables) else DeviceBags
+    bags = make(
+        tables,
+        [i.contiguous() for i in indices],
+        [o.contiguous() for o in offsets],
+        [None] * len(tables) if weights is None else [w.contiguous() for w in weights],
+        modes,
+        result,
+    )
+    bags.check()
 
     def workspaces(schedule: AnySchedule | None) -> Mapping[str, int]:
         if in_kernel(fabric, schedule):
@@ -178,7 +278,7 @@ def _bind(
         try:
             return _combine(proposals)
         except Renew as renewed:
-            known[local], known.learned = renewed.args[0], True
+            known[local], known.learned = renewed.size, True
             raise
 
     def finish(results: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -186,7 +286,7 @@ def _bind(
         return into(out, results["y"])
 
     return Bound(
-        (("mode", mode),),
+        (("mode", "one for each table" if mode.endswith(",") else mode),),
         (*local, ("known", size)),
         (),
         lambda: EmbeddingAllToAll(split(count, world), (sum(own),) * world),
@@ -201,118 +301,21 @@ def _bind(
 def _combine(proposals: Sequence[Proposal]) -> EmbeddingAllToAll:
     """The operation that the proposals of all ranks make together."""
     own = [dict(p.own) for p in proposals]
-    found: dict[str, tuple[int, Any]] = {}
+    first, bags = next(((r, o["bags"]) for r, o in enumerate(own) if o["bags"] >= 0), (0, 0))
     for rank, items in enumerate(own):
-        for what in ("bags", "dtype"):
-            if items[what] in (-1, ""):
-                continue
-            first, value = found.setdefault(what, (rank, items[what]))
-            if value != items[what]:
-                name = "the batch" if what == "bags" else "the dtype of tables"
-                raise Mismatch(
-                    f"ranks disagree on {name}: it is {value} on rank {first} "
-                    f"and {items[what]} on rank {rank}"
-                )
+        if items["bags"] not in (-1, bags):
+            one_more = abs(items["bags"] - bags) == 1
+            raise Mismatch(
+                f"ranks disagree on the batch: it is {bags} on rank {first} "
+                f"and {items['bags']} on rank {rank}{LAST_OFFSET if one_more else ''}"
+            )
     tables = tuple(tuple(d for d, count in o["dims"] for _ in range(count)) for o in own)
     columns = tuple(map(sum, tables))
-    bags, dtype = found.get("bags", (0, 0))[1], found.get("dtype", (0, "float32"))[1]
+    dtype = promoted([o["dtype"] for o in own if o["dtype"]]) or "float32"
     size = (bags, sum(columns), dtype)
     if any(items["known"] != size for items in own):
         raise Renew(size)
     return EmbeddingAllToAll(split(bags, len(own)), columns, dtype=dtype, tables=tables)
-
-
-def _runs(sizes: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """The sizes as runs (size, count), because headers are small and tables may be many."""
-    runs: list[tuple[int, int]] = []
-    for size in sizes:
-        if runs and runs[-1][0] == size:
-            runs[-1] = (size, runs[-1][1] + 1)
-        else:
-            runs.append((size, 1))
-    return tuple(runs)
-
-
-def _dtype(tables: Tables) -> str:
-    """The dtype of the tables that have columns."""
-    return next((dtype_name(t.dtype) for t in tables if t.shape[1]), "")
-
-
-def _checked(
-    tables: Tables, indices: Tables, offsets: Tables, mode: str, weights: Tables | None
-) -> Bags | DeviceBags:
-    """The bags of a call. Raises unless all arguments are valid."""
-    if mode not in ("sum", "mean"):
-        raise Unsupported(f"mode must be 'sum' or 'mean', not {mode!r}")
-    named = {"tables": tables, "indices": indices, "offsets": offsets}
-    if weights is not None:
-        named["per_sample_weights"] = weights
-        if mode != "sum":
-            raise Unsupported("per_sample_weights go with mode='sum' only")
-    for name, some in named.items():
-        if not isinstance(some, Sequence):
-            raise Unsupported(f"{name} must be a list with one tensor per table")
-        if len(some) != len(tables):
-            raise Unsupported(f"there are {len(tables)} tables, but {len(some)} {name}")
-        for i, tensor in enumerate(some):
-            check_tensor(f"{name}[{i}]", tensor, (2 if name == "tables" else 1,))
-    dtype = next((t.dtype for t in tables if t.shape[1]), torch.float32)
-    for i, (table, index, offset) in enumerate(zip(tables, indices, offsets, strict=True)):
-        if table.shape[1] and table.dtype != dtype:
-            raise Unsupported(f"tables[0] is {dtype} and tables[{i}] is {table.dtype}; cast one")
-        if table.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-            raise Unsupported(
-                f"tables[{i}] is {table.dtype}; use float32, bfloat16 or float16 tables"
-            )
-        if not table.is_contiguous():
-            raise Unsupported(f"tables[{i}] is not contiguous; call .contiguous() on it once")
-        for name, tensor in (("indices", index), ("offsets", offset)):
-            if tensor.dtype not in (torch.int32, torch.int64):
-                raise Unsupported(f"{name}[{i}] is {tensor.dtype}; use int32 or int64")
-        if offset.shape[0] != offsets[0].shape[0]:
-            raise Unsupported(
-                f"offsets[0] has {offsets[0].shape[0]} bags and offsets[{i}] {offset.shape[0]}; "
-                "all tables are looked up for the same batch"
-            )
-        if weights is not None and weights[i].shape != index.shape:
-            raise Unsupported(
-                f"per_sample_weights[{i}] has {weights[i].shape[0]} numbers for "
-                f"{index.shape[0]} indices"
-            )
-        if weights is not None and weights[i].dtype != table.dtype:
-            raise Unsupported(f"per_sample_weights[{i}] must have the dtype of tables[{i}]")
-    make = Bags if all(table.is_cpu for table in tables) else DeviceBags
-    bags = make(
-        tables,
-        [i.contiguous() for i in indices],
-        [o.contiguous() for o in offsets],
-        [None] * len(tables) if weights is None else [w.contiguous() for w in weights],
-        mode == "mean",
-    )
-    bags.check()
-    return bags
-
-
-def _outdated(out: object, shape: tuple[int, int], dtype: torch.dtype) -> bool:
-    """Whether out does not fit the result of the last such call. Peers may have other tables now,
-    so this rank learns their sizes before it refuses."""
-    return isinstance(out, torch.Tensor) and (tuple(out.shape), out.dtype) != (shape, dtype)
-
-
-def _check_out(out: object, shape: tuple[int, int] | None, dtype: str, inputs: Tables) -> None:
-    """Raises unless the result fits into out. shape: of the result, if it is known."""
-    if out is None:
-        return
-    tensor = check_tensor("out", out, (2,))
-    if shape is not None and (tuple(tensor.shape) != shape or tensor.dtype != _NAMES[dtype]):
-        raise Unsupported(
-            f"out is {tuple(tensor.shape)} {tensor.dtype}, but the result is {shape} {dtype}"
-        )
-    if differentiated([*inputs, tensor]):
-        raise Unsupported(
-            "out or an input requires grad, and out= has no backward; "
-            "leave it out, or call under torch.no_grad()"
-        )
 
 
 def _kernel(
@@ -346,7 +349,7 @@ def _fake(
     ranks = resolve_group(group)
     rows = split(offsets[0].shape[0], dist.get_world_size(ranks))[dist.get_rank(ranks)]
     columns = torch.library.get_ctx().new_dynamic_size()
-    return tables[0].new_empty(rows, columns)
+    return tables[0].new_empty(rows, columns, dtype=NAMES[dtype_of(tables) or "float32"])
 
 
 def _setup_context(

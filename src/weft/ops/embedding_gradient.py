@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
+from weft.errors import Unsupported
 from weft.fabric.proposal import Proposal
+from weft.ops.embedding_inputs import Bagged, modes_of
+from weft.ops.embedding_optimizer import TableOptimizer, apply
 from weft.ops.operands import dtype_name, resolve_group
 from weft.ops.operator import Bound, Operator, register, run, session_for
 from weft.plan.embedding_gradient import EmbeddingGradient
@@ -34,27 +37,89 @@ def gradients(
     wants_weights: Sequence[bool],
 ) -> tuple[Gradients, Gradients]:
     """The gradients of tables and of per-sample weights that are wanted."""
-    columns = sum(table.shape[1] for table in tables)
-    dp = torch.ops.weft.embedding_gradient(dy, columns, group)
     for_tables: Gradients = []
     for_weights: Gradients = []
-    column = 0
+    for number, (table, index, rows, weight) in enumerate(
+        _rows(dy, tables, indices, offsets, weights, mode, group)
+    ):
+        if weights is not None:
+            wanted = wants_weights[number]
+            for_weights.append(_weight(table, index, rows, weight) if wanted else None)
+            rows = rows * weights[number][:, None]
+        wanted = wants_tables[number]
+        for_tables.append(_table(table, index, rows, sparse) if wanted else None)
+    return for_tables, for_weights
+
+
+def update(
+    optimizer: TableOptimizer,
+    dy: torch.Tensor,
+    tables: Tensorlist,
+    given: Bagged,
+    mode: str,
+    group: str,
+    wants_weights: Sequence[bool],
+) -> Gradients:
+    """Updates the tables; returns the gradients of per-sample weights that are wanted."""
+    made: Gradients = []
+    for number, (table, index, rows, weight) in enumerate(
+        _rows(dy, tables, given.indices, given.offsets, given.weights, mode, group)
+    ):
+        if weight is not None:
+            wanted = wants_weights[number]
+            made.append(_weight(table, index, rows, weight) if wanted else None)
+            rows = rows * weight[:, None]
+        apply(optimizer, table, index, rows)
+    return made
+
+
+def _rows(
+    dy: torch.Tensor,
+    tables: Tensorlist,
+    indices: Tensorlist,
+    offsets: Tensorlist,
+    weights: Tensorlist | None,
+    mode: str,
+    group: str,
+) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]]:
+    """For every table: the table, the row numbers of its bags, the gradient of the bag of each, and
+    its factors."""
+    dp = torch.ops.weft.embedding_gradient(dy, sum(table.shape[1] for table in tables), group)
+    column, modes = 0, modes_of(mode, len(tables))
     for number, (table, index, offset) in enumerate(zip(tables, indices, offsets, strict=True)):
         dim = table.shape[1]
         bags = dp[: offset.shape[0], column : column + dim]
         column += dim
         length = torch.diff(offset.long(), append=offset.new_tensor([index.shape[0]]).long())
         bag = torch.repeat_interleave(torch.arange(offset.shape[0], device=offset.device), length)
-        if mode == "mean":
+        if modes[number] == "mean":
             bags = bags / length.clamp(min=1)[:, None].to(bags.dtype)
         rows = bags[bag]
-        if weights is not None:
-            wanted = wants_weights[number]
-            for_weights.append((rows * table[index.long()]).sum(1) if wanted else None)
-            rows = rows * weights[number][:, None]
-        wanted = wants_tables[number]
-        for_tables.append(_table(table, index.long(), rows, sparse) if wanted else None)
-    return for_tables, for_weights
+        if modes[number] == "max":
+            rows = rows * _first_largest(table[index.long()], bag, offset.shape[0])
+        yield table, index.long(), rows, None if weights is None else weights[number]
+
+
+def _first_largest(values: torch.Tensor, bag: torch.Tensor, count: int) -> torch.Tensor:
+    """Where a row has the largest value of its bag, column by column; of equal rows the first, as
+    in torch."""
+    spread = bag[:, None].expand_as(values)
+    values = values.detach().float()
+    most = values.new_full((count, values.shape[1]), float("-inf"))
+    most = most.scatter_reduce(0, spread, values, "amax")
+    place = torch.arange(values.shape[0], device=bag.device)[:, None].expand_as(values)
+    never = values.shape[0]
+    found = torch.where(values == most[bag], place, never)
+    first = spread.new_full((count, values.shape[1]), never)
+    first = first.scatter_reduce(0, spread, found, "amin")
+    return first[bag] == place
+
+
+def _weight(
+    table: torch.Tensor, index: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor | None
+) -> torch.Tensor:
+    made = (rows * table[index]).sum(1)
+    return made if weight is None else made.to(weight.dtype)
 
 
 def _table(
@@ -108,6 +173,12 @@ def _fake(dy: torch.Tensor, columns: int, group: str) -> torch.Tensor:
     return dy.new_empty(torch.library.get_ctx().new_dynamic_size(), columns)
 
 
+def _backward(ctx: Any, ddp: torch.Tensor) -> tuple[Any, ...]:
+    raise Unsupported(
+        "weft.embedding_all_to_all has no second derivatives; call backward without create_graph"
+    )
+
+
 _SERIAL = Schedule.parse("serial")
 _ALWAYS = Decision(
     _SERIAL.name,
@@ -125,6 +196,7 @@ OPERATOR = register(
         schema="embedding_gradient(Tensor dy, int columns, str group_name) -> Tensor",
         kernel=_kernel,
         fake=_fake,
+        backward=_backward,
         asked=lambda schedule: _ALWAYS,
     )
 )

@@ -11,11 +11,14 @@ and with splits the same after `torch.distributed.all_to_all_single(x, x_shard, 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from weft.errors import Mismatch, Unsupported
 from weft.fabric.proposal import Proposal
+from weft.ops.known import Operands
 from weft.ops.operands import (
     bucket_of,
     check_splits,
@@ -25,8 +28,7 @@ from weft.ops.operands import (
 )
 from weft.ops.operator import Bound, Operator, register, run, session_for
 from weft.plan.gather_contract import GatherContract, refuses
-from weft.plan.tasks import Plannable
-from weft.run.call import Tensors, check_tensor
+from weft.run.call import check_tensor
 from weft.run.session import Session
 from weft.select.decide import inherited, requested
 
@@ -48,8 +50,13 @@ def _bind(
         spans = tuple((0, rows) for rows in taken)
         return GatherContract(taken, (spans,) * world, k, (columns,) * world, dtype)
 
-    def outputs(operation: Plannable) -> Tensors:
-        return {f"g{i}": a.new_empty(k, n) for i, n in enumerate(columns)}
+    def operands(a: torch.Tensor, ds: list[torch.Tensor], *_: Any) -> Operands:
+        inputs = {"x": a.contiguous(), **{f"d{i}": d for i, d in enumerate(ds)}}
+        return Operands(
+            inputs,
+            lambda made: [made[f"g{i}"] for i in range(len(columns))],
+            lambda _: {f"g{i}": a.new_empty(k, n) for i, n in enumerate(columns)},
+        )
 
     same = (
         ("K", k),
@@ -60,18 +67,8 @@ def _bind(
     gathered = ds[0].shape[0] if ds else 0
     own = (("rows", rows), ("gathered", gathered), ("columns", columns), ("splits", splits))
     sizes = (rows,) if splits is None else bucket_of(sum(taken), max(taken))
-    inputs = {"x": a.contiguous(), **{f"d{i}": d for i, d in enumerate(ds)}}
-    return Bound(
-        same,
-        own,
-        (sizes, columns, k, dtype),
-        expected,
-        inputs,
-        lambda made: [made[f"g{i}"] for i in range(len(ds))],
-        ("x",),
-        outputs,
-        work=sum(taken),
-    )
+    key = (sizes, columns, k, dtype)
+    return Bound(same, own, key, expected, shared=("x",), work=sum(taken), again=operands)
 
 
 def _check(
@@ -144,6 +141,37 @@ def _fake(
     return [a.new_empty(a.shape[1], d.shape[1]) for d in ds]
 
 
+def _setup_context(
+    ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: Any, output: Any
+) -> None:
+    x, ds, ctx.in_splits, ctx.out_splits, ctx.group = inputs
+    ctx.save_for_backward(x, *ds)
+    ctx.schedule = keyword_only_inputs["schedule"]
+
+
+def _backward(ctx: Any, gs: list[torch.Tensor]) -> tuple[Any, ...]:
+    """dX = sum of D_i @ dG_i^T, back to where the rows came from; dD_i = gathered(X) @ dG_i. These
+    are second derivatives."""
+    x, *ds = ctx.saved_tensors
+    left, right = torch.cat(ds, -1), torch.cat([g.t() for g in gs])
+    if ctx.in_splits is not None:
+        dx = torch.ops.weft.matmul_all_to_all(
+            left, right, ctx.out_splits, ctx.in_splits, ctx.group, schedule=ctx.schedule
+        )
+        _, y = torch.ops.weft.all_to_all_matmul(
+            x, torch.cat(gs, -1), ctx.in_splits, ctx.out_splits, ctx.group, schedule=ctx.schedule
+        )
+        return dx, list(y.split([d.shape[1] for d in ds], -1)), None, None, None
+    dx = torch.ops.weft.matmul_reduce_scatter(
+        left, right, "sum", 0, ctx.group, schedule=ctx.schedule, own_rows=x.shape[0]
+    )
+    any_rows = [-1] * dist.get_world_size(resolve_group(ctx.group))
+    _, dds = torch.ops.weft.all_gather_matmul(
+        x, gs, 0, ctx.group, schedule=ctx.schedule, shard_rows=any_rows
+    )
+    return dx, dds, None, None, None
+
+
 OPERATOR = register(
     Operator(
         name="gather_contract",
@@ -154,6 +182,10 @@ OPERATOR = register(
         'str group_name, *, str schedule="auto") -> Tensor[]',
         kernel=_kernel,
         fake=_fake,
+        casts=2,
+        setup_context=_setup_context,
+        backward=_backward,
         asked=lambda schedule: inherited(requested(schedule), refuses),
+        repeats=True,
     )
 )

@@ -131,6 +131,7 @@ OPERATOR = register(
         'str group_name, *, str schedule="auto") -> Tensor',
         kernel=_kernel,
         fake=_fake,
+        casts=2,
         setup_context=_setup_context,
         backward=_backward,
     )

@@ -7,15 +7,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from weft.ops.few_rows import (
-    Arguments,
-    again,
-    arguments_of,
-    check_weight,
-    prepared,
-    remember,
-    widened,
-)
+from weft.ops import modes
+from weft.ops.few_rows import again, check_weight, prepared, remember, widened
+from weft.ops.known import Operands, key_of
 from weft.ops.matmul_sum import bind_sum, combine_sum
 from weft.ops.operands import (
     DTYPES,
@@ -26,11 +20,10 @@ from weft.ops.operands import (
     resolve_group,
 )
 from weft.ops.operator import Bound, Operator, register, run, session_for
+from weft.ops.replicated import Plain, shared
 from weft.plan.matmul_all_reduce import MatmulAllReduce
-from weft.run.call import Tensors
 from weft.run.session import Session
 from weft.schedule import Schedule
-from weft.select.decide import AnySchedule
 
 
 def matmul_all_reduce(
@@ -79,7 +72,7 @@ def matmul_all_reduce(
     once: `y + bias`.
     """
     graph = torch.compiler.is_compiling() or torch.is_grad_enabled()
-    if graph and dispatched([x, w], out):
+    if (graph or modes.active()) and dispatched([x, w], out):
         y: torch.Tensor = torch.ops.weft.matmul_all_reduce(
             x, w, reduce_op, group_name(group), scale, schedule=str(schedule)
         )
@@ -97,13 +90,12 @@ def _run(
     scale: torch.Tensor | None,
 ) -> torch.Tensor:
     with session.fabric.lock:
-        arguments = arguments_of(x, w, reduce_op, schedule, out, scale)
-        made = None if arguments is None else again(session, arguments, x, w, out, scale)
+        arguments = (x, w, reduce_op, scale, out)
+        key = key_of(OPERATOR.name, schedule, arguments)
+        made = again(session, key, x, w, out, scale)
         if isinstance(made, torch.Tensor):
             return made.div_(session.fabric.world) if reduce_op == "avg" else made
-        y: torch.Tensor = run(
-            OPERATOR, session, schedule, x, w, reduce_op, out, scale, arguments, output=made
-        )
+        y: torch.Tensor = run(OPERATOR, session, schedule, *arguments, output=made, key=key)
         return y
 
 
@@ -112,25 +104,29 @@ def _bind(
     x: torch.Tensor,
     w: torch.Tensor,
     reduce_op: str,
-    out: torch.Tensor | None,
     scale: torch.Tensor | None,
-    arguments: Arguments | None,
+    out: torch.Tensor | None,
 ) -> Bound:
     both = isinstance(x, torch.Tensor) and isinstance(w, torch.Tensor)
     if both and w.dim() == 2 and x.dtype in DTYPES:
         check_weight(x, w, scale)
     bound = bind_sum(MatmulAllReduce, session, x, w, 0, reduce_op, None, out, any_weight=True)
-    m, adapt = bound.inputs["x"].shape[0], bound.adapt
+    operands, adapt = bound.again, bound.adapt
+    assert operands is not None
     assert adapt is not None
 
-    def prepare(schedule: AnySchedule | None, inputs: Tensors) -> Tensors:
-        weight, scales = prepared(schedule, x, w, scale, m)
-        made = {**adapt(schedule, inputs), "w": weight}
-        return made if scales is None else {**made, "scale": scales}
+    def with_scale(
+        x: torch.Tensor, w: torch.Tensor, _: str, scale: torch.Tensor | None, out: Any
+    ) -> Operands:
+        made = operands(x, w, out)
+        if scale is not None:
+            made.inputs["scale"] = scale
+        return made
 
     return bound._replace(
-        adapt=prepare,
-        after=lambda request: remember(session, arguments, request, x, w.shape[1]),
+        again=with_scale,
+        adapt=lambda schedule, inputs: prepared(schedule, adapt(schedule, inputs)),
+        after=lambda key, request: remember(session, key, request, x, w.shape[1]),
     )
 
 
@@ -164,11 +160,14 @@ def _setup_context(
 ) -> None:
     x, w, reduce_op, group, scale = inputs
     ctx.save_for_backward(x, w, scale)
+    ctx.group = group
     ctx.share = dist.get_world_size(resolve_group(group)) if reduce_op == "avg" else 1
 
 
 def _backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
     x, w, scale = ctx.saved_tensors
+    if torch.is_grad_enabled():  # for second derivatives: every rank uses dy in its own products
+        dy = shared(dy, Plain(resolve_group(ctx.group)))
     if ctx.share > 1:
         dy = dy / ctx.share
     dx = dy @ widened(x, w, scale).t() if ctx.needs_input_grad[0] else None
@@ -189,7 +188,9 @@ OPERATOR = register(
         'Tensor? scale=None, *, str schedule="auto") -> Tensor',
         kernel=_kernel,
         fake=_fake,
+        casts=2,
         setup_context=_setup_context,
         backward=_backward,
+        repeats=True,
     )
 )

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from weft.fabric.proposal import Proposal
 from weft.ops import grouped_matmul_all_to_all as grouped
 from weft.ops.expert_operands import Splits, as_sizes, has_experts
+from weft.ops.known import Operands, Output
 from weft.ops.operands import (
     as_rows,
     as_shaped,
@@ -27,16 +28,7 @@ from weft.ops.operands import (
     resolve_group,
     shared_workspaces,
 )
-from weft.ops.operator import (
-    Bound,
-    Operator,
-    Output,
-    in_kernel,
-    into,
-    register,
-    run,
-    session_for,
-)
+from weft.ops.operator import Bound, Operator, in_kernel, into, register, run, session_for
 from weft.plan.matmul_all_to_all import MatmulAllToAll
 from weft.run.session import Session
 from weft.schedule import Schedule
@@ -123,16 +115,22 @@ def _bind(
         assert not isinstance(schedule, Strategy)
         return shared_workspaces(schedule, world, made, shape[0], n, dtype, False)
 
+    def operands(x: torch.Tensor, w: torch.Tensor, *rest: Any) -> Operands:
+        out = rest[-1]
+        return Operands(
+            {"x": as_rows(x, 0)[0], "w": w},
+            lambda results: as_shaped(into(out, results["y"]), x, 0),
+            stored=Output(shape, x.dtype, out),
+        )
+
     return Bound(
         (("N", n), ("dtype", dtype), ("the shape of x beside its rows and K", inner)),
         (("K", k), ("splits", (sent, taken))),
         lambda: (*bucket_of(made, max(sent)), n, k, dtype),
         lambda: MatmulAllToAll((sent,) * world, n, (k,) * world, dtype),
-        {"x": rows, "w": w},
-        lambda results: as_shaped(into(out, results["y"]), x, 0),
-        stored=Output(shape, x.dtype, out),
         work=made,
         workspaces=workspaces,
+        again=operands,
     )
 
 
@@ -202,7 +200,9 @@ OPERATOR = register(
         'str group_name, *, str schedule="auto") -> Tensor',
         kernel=_kernel,
         fake=_fake,
+        casts=2,
         setup_context=_setup_context,
         backward=_backward,
+        repeats=True,
     )
 )

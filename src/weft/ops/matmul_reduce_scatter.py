@@ -102,8 +102,18 @@ def _fake(
 ) -> torch.Tensor:
     found = resolve_group(group)
     if own_rows is None:
-        own_rows = split(a.shape[scatter_dim], dist.get_world_size(found))[dist.get_rank(found)]
+        own_rows = _share(a.shape[scatter_dim], dist.get_world_size(found), dist.get_rank(found))
     return resized(a, scatter_dim, own_rows, b.shape[1])
+
+
+def _share(size: Any, world: int, rank: int) -> Any:
+    """The size of a rank. That of a dynamic graph is not compared, because that would fix it."""
+    if isinstance(size, torch.SymInt):
+        from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+        if statically_known_true(size % world == 0):
+            return size // world
+    return split(size, world)[rank]
 
 
 def _setup_context(
@@ -145,7 +155,9 @@ OPERATOR = register(
         'str group_name, *, str schedule="auto", int? own_rows=None) -> Tensor',
         kernel=_kernel,
         fake=_fake,
+        casts=2,
         setup_context=_setup_context,
         backward=_backward,
+        repeats=True,
     )
 )

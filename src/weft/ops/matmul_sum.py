@@ -11,6 +11,7 @@ import torch
 from weft.errors import Mismatch, Unsupported
 from weft.fabric.proposal import Proposal
 from weft.operation import split
+from weft.ops.known import Operands, Output
 from weft.ops.operands import (
     as_rows,
     as_shaped,
@@ -21,7 +22,7 @@ from weft.ops.operands import (
     num_rows,
     shared_workspaces,
 )
-from weft.ops.operator import Bound, Output, in_kernel, into
+from weft.ops.operator import Bound, in_kernel, into
 from weft.plan.in_kernel import inbox_bytes
 from weft.plan.matmul_all_reduce import MatmulAllReduce, shares_columns
 from weft.plan.matmul_reduce_scatter import MatmulReduceScatter
@@ -61,7 +62,7 @@ def bind_sum(
         own = own_rows * num_rows(inner)
     else:
         raise Unsupported(f"own_rows must be from 0 to {x.shape[dim]}, not {own_rows}")
-    shape = (m if everywhere else own, n)
+    shape, itemsize = (m if everywhere else own, n), x.dtype.itemsize
     if out is not None:
         check_out("out", out, x, [w], n, shape[0])
 
@@ -72,16 +73,22 @@ def bind_sum(
         assert not isinstance(schedule, Strategy)
         spaces = shared_workspaces(schedule, world, m, own, n, dtype, True)
         if everywhere:
-            spaces["reduced"] = _reduced(schedule, m, own, n, world, rank) * x.dtype.itemsize
+            spaces["reduced"] = _reduced(schedule, m, own, n, world, rank) * itemsize
             if "inbox" in spaces:
                 spaces["inbox"] = max(spaces["inbox"], inbox)
         return spaces
 
-    def result(made: Tensors) -> torch.Tensor:
-        y = into(out, made["y"])
-        if reduce_op == "avg":
-            y.div_(world)
-        return as_shaped(y, x, dim)
+    def operands(x: torch.Tensor, w: torch.Tensor, *rest: Any) -> Operands:
+        out = rest[-1]
+
+        def result(made: Tensors) -> torch.Tensor:
+            y = into(out, made["y"])
+            if reduce_op == "avg":
+                y.div_(world)
+            return as_shaped(y, x, dim)
+
+        inputs = {"x": as_rows(x, dim)[0], "w": w}
+        return Operands(inputs, result, stored=Output(shape, x.dtype, out))
 
     same = (
         ("M", m),
@@ -95,11 +102,9 @@ def bind_sum(
         (("rows", own), ("K", k)),
         (m, n, k, own, dtype, reduce_op, inner),
         lambda: kind(split(m, world), n, (k,) * world, dtype),
-        {"x": rows, "w": w},
-        result,
-        stored=Output(shape, x.dtype, out),
         workspaces=workspaces,
         adapt=_contiguous_rows,
+        again=operands,
     )
 
 

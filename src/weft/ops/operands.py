@@ -10,7 +10,9 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import _resolve_process_group
 
+from weft.dtype import name_of, on_host
 from weft.errors import Mismatch, Unsupported
+from weft.ops import modes
 from weft.plan.scattering import shared_bytes
 from weft.run.call import check_tensor
 from weft.schedule import ENGINES, Schedule
@@ -18,12 +20,7 @@ from weft.select.store import bucket
 
 _ANY = Schedule.parse("adaptive")
 
-DTYPES = {
-    torch.float64: "float64",
-    torch.float32: "float32",
-    torch.bfloat16: "bfloat16",
-    torch.float16: "float16",
-}
+DTYPES = on_host()
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -78,15 +75,17 @@ def check_group_rank(name: str, sizes: Sequence[int], world: int, rank: int, act
 
 
 def dispatched(tensors: Sequence[object], out: object, sizes: Sequence[object] = ()) -> bool:
-    """Whether a call must go through the dispatcher of torch: for a graph, or for gradients. Calls
-    that the dispatcher would refuse on this rank alone (wrong types, an `out`) do not go there, so
-    that they are refused on every rank. sizes: arguments that are lists of sizes."""
+    """Whether a call must go through the dispatcher of torch: for a graph, for gradients, or for a
+    mode such as autocast. Calls that the dispatcher would refuse on this rank alone (wrong types,
+    an `out`) do not go there, so that they are refused on every rank. sizes: arguments that are
+    lists of sizes."""
     if torch.compiler.is_compiling():
         if out is not None:
             raise Unsupported("out= cannot be used in a compiled graph; use the returned tensor")
         return True
-    typed = all(isinstance(t, torch.Tensor) for t in tensors) and all(map(are_sizes, sizes))
-    return typed and out is None and differentiated(tensors)
+    if out is not None or not (differentiated(tensors) or modes.active()):
+        return False
+    return all(isinstance(t, torch.Tensor) for t in tensors) and all(map(are_sizes, sizes))
 
 
 def differentiated(tensors: Sequence[object]) -> bool:
@@ -156,8 +155,7 @@ def check_out(
     check_device(name, tensor, x_name, x)
     if tensor.dtype != x.dtype:
         raise Unsupported(
-            f"{name} is {str(tensor.dtype).removeprefix('torch.')}, "
-            f"but the result is {dtype_name(x.dtype)}"
+            f"{name} is {name_of(tensor.dtype)}, but the result is {dtype_name(x.dtype)}"
         )
     if differentiated([x, *weights, tensor]):
         raise Unsupported(

@@ -9,24 +9,29 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import _resolve_process_group
 
 from weft import fabric as fabrics
 from weft.errors import Error
 from weft.fabric import Fabric
 from weft.fabric.interface import Exposed, PeerOutput
-from weft.fabric.proposal import Items, Proposal, proposal_of
+from weft.fabric.proposal import Items, proposal_of
+from weft.ops import modes
+from weft.ops.known import Adapt, Again, Known, Operands, key_of
+from weft.ops.known import Output as Output
 from weft.plan.tasks import Plannable
 from weft.run import session as sessions
-from weft.run.call import CHOSEN, Request, Tensors, carry_out
+from weft.run.call import CHOSEN, Combine, Request, Tensors, carry_out
 from weft.run.ranges import profiled, range_of
 from weft.run.session import Session
 from weft.schedule import Schedule
+from weft.select import auto
 from weft.select.decide import AnySchedule, Decision, decide, requested
 from weft.strategy import Strategy
 
@@ -38,13 +43,9 @@ class Renew(Error):
     """The ranks agree, but one did not know the size of its result before. It does now, so the
     arguments must be bound again."""
 
-
-class Output(NamedTuple):
-    """The result `y` of an operator, if peers may store into it. out: the caller's tensor."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    out: torch.Tensor | None
+    def __init__(self, size: Any) -> None:
+        super().__init__(f"a result has the size {size}")
+        self.size = size
 
 
 class Bound(NamedTuple):
@@ -52,28 +53,31 @@ class Bound(NamedTuple):
 
     same: the items that must be equal on all ranks, beside the schedule. own: those that may
     differ. key and expected: the sizes for which a schedule is chosen, and the operation if all
-    ranks have these sizes. shared: the names of the inputs that peers may read. outputs: makes this
-    rank's outputs. stored: used instead of `outputs` if peers may store into the one output `y`.
-    result: makes the result for the caller. work: see `select.decide`. workspaces: bytes by name
-    that peers may touch, for a schedule or, for None, for any that rank 0 may have chosen. adapt:
-    converts the inputs for a schedule. after: called when the call has ended. combine: replaces the
-    operator's, to keep something for the next call.
+    ranks have these sizes. shared: the names of the inputs that peers may read. inputs, result,
+    outputs and stored: see `Operands`. work: see `select.decide`. workspaces: bytes by name that
+    peers may touch, for a schedule or, for None, for any that rank 0 may have chosen. adapt:
+    converts the inputs for a schedule. after: called with the key (see `known.py`) when the call
+    has ended. combine: replaces the operator's, to keep something for the next call.
+
+    again: makes the operands from the arguments, in this call and in later ones whose arguments
+    have the same layouts. No other function may then keep a tensor (except `after`).
     """
 
     same: Items
     own: Items
     key: Hashable | Callable[[], Hashable]
     expected: Callable[[], Plannable]
-    inputs: Tensors
-    result: Callable[[Tensors], Any]
+    inputs: Tensors | None = None
+    result: Callable[[Tensors], Any] | None = None
     shared: tuple[str, ...] = ()
     outputs: Callable[[Plannable], Tensors] | None = None
     stored: Output | None = None
     work: int = 1
     workspaces: Callable[[AnySchedule | None], Mapping[str, int]] | None = None
-    adapt: Callable[[AnySchedule | None, Tensors], Tensors] | None = None
-    after: Callable[[Request], None] | None = None
-    combine: Callable[[Sequence[Proposal]], Plannable] | None = None
+    adapt: Adapt | None = None
+    after: Callable[[Hashable | None, Request], None] | None = None
+    combine: Combine | None = None
+    again: Again | None = None
 
 
 @dataclass(frozen=True)
@@ -83,19 +87,23 @@ class Operator:
     schema: of `torch.ops.weft.NAME`. bind: checks the arguments on this rank. combine: makes the
     operation from the proposals of all ranks, or raises `Mismatch`. kernel: takes the arguments of
     the schema; fake: returns their result without data. operation: the class of `weft.plan` that it
-    runs. asked: the decision for a schedule argument; None if a schedule must be chosen.
+    runs. asked: the decision for a schedule argument; None if a schedule must be chosen. repeats:
+    whether a call with arguments of the same layouts is a known call (`known.py`). casts: how many
+    arguments of the schema, from the first, autocast casts.
     """
 
     name: str
     operation: type[Any]
     bind: Callable[..., Bound]
-    combine: Callable[[Sequence[Proposal]], Plannable]
+    combine: Combine
     schema: str = ""
     kernel: Callable[..., Any] | None = None
     fake: Callable[..., Any] | None = None
     setup_context: Callable[..., None] | None = None
     backward: Callable[..., Any] | None = None
     asked: Callable[[Any], Decision | None] = requested
+    repeats: bool = False
+    casts: int = 0
 
 
 _operators: dict[str, Operator] = {}
@@ -117,7 +125,26 @@ def register(operator: Operator) -> Operator:
                 setup_context=operator.setup_context,
                 lib=library,
             )
+        _register_modes(operator)
     return operator
+
+
+def _register_modes(operator: Operator) -> None:
+    """Registers what autocast and transforms of torch.func do with an operator."""
+    name, impl = operator.name, library.impl
+    overload = getattr(torch.ops.weft, name).default
+    names = [argument.name for argument in overload._schema.arguments]
+
+    def refuse(*arguments: Any, **keywords: Any) -> None:
+        error, given = modes.no_transforms(name), dict(zip(names, arguments, strict=False))
+        if "group_name" in given:
+            fabrics.of(_resolve_process_group(given["group_name"])).refuse(name, error)
+        raise error
+
+    impl(name, refuse, modes.TRANSFORMS)  # type: ignore[no-untyped-call]
+    if operator.casts:
+        for device, key in modes.AUTOCAST.items():
+            impl(name, modes.casts(overload, device, operator.casts), key)  # type: ignore[no-untyped-call]
 
 
 def operators() -> dict[str, Operator]:
@@ -146,90 +173,143 @@ def run(
     schedule: object,
     *arguments: Any,
     output: PeerOutput | None = None,
+    key: Hashable | None = None,
 ) -> Any:
     """One call of an operator. output: the memory with which this rank has already entered the
-    call, if it has."""
+    call, if it has. key: see `known.key_of`, if the caller has it already."""
+    if operator.repeats:
+        key = key or key_of(operator.name, schedule, arguments)
+        known = session.known.get(key)
+        if type(known) is Known and output is None and _holds(known):
+            if profiled():
+                with range_of(operator.name):
+                    return _run_known(session, known, arguments)
+            return _run_known(session, known, arguments)
     for _ in range(3):
         try:
             if profiled():
                 with range_of(operator.name):
-                    return _run(operator, session, schedule, arguments, output)
-            return _run(operator, session, schedule, arguments, output)
+                    return _bind_and_run(operator, session, schedule, arguments, output, key)
+            return _bind_and_run(operator, session, schedule, arguments, output, key)
         except Renew:
             continue
     raise AssertionError("sizes that all ranks know cannot be unknown again")
 
 
-def _run(
+def _holds(known: Known) -> bool:
+    """Whether the decision of a known call has not changed."""
+    return known.still is None or known.still(known.sizes) is known.decision
+
+
+def _run_known(session: Session, known: Known, arguments: tuple[Any, ...]) -> Any:
+    assert known.again is not None
+    try:
+        operands = known.again(*arguments)
+    except Exception as error:
+        session.fabric.refuse(known.proposal.operation, error)
+        raise
+    return operands.result(_carry_out(session, known, operands, None)[0])
+
+
+def _bind_and_run(
     operator: Operator,
     session: Session,
     schedule: object,
     arguments: tuple[Any, ...],
     output: PeerOutput | None,
+    key: Hashable | None,
 ) -> Any:
     fabric, name = session.fabric, operator.name
     try:
+        modes.check_tangents(arguments)
         decision = operator.asked(schedule)
         bound = operator.bind(session, *arguments)
     except Exception as error:
         fabric.refuse(name, error)
         raise
+    still: Callable[[Hashable], Decision | None] | None = None
+    sizes: Hashable = None
     if decision is None:
-        key = bound.key() if callable(bound.key) else bound.key
-        decision = decide(session, name, key, bound.expected, bound.work)
+        chosen_for = bound.key() if callable(bound.key) else bound.key
+        decision = decide(session, name, chosen_for, bound.expected, bound.work)
+        still, sizes = auto.of(session).settled, (name, chosen_for)
     try:
-        request = _request(operator, fabric, decision, bound, output)
+        call = _known(operator, fabric, decision, bound)._replace(still=still, sizes=sizes)
+        operands = _operands(bound, arguments)
     except Exception as error:
         fabric.refuse(name, error)
         raise
-    try:
-        results = carry_out(session, request)
-    except BaseException:
-        if fabric.broken is not None:
-            for peer_output in request.exposed.outputs.values():
-                fabric.memory.abandon(peer_output)
-        raise
+    results, request = _carry_out(session, call, operands, output)
+    if key is not None and call.again is not None and _holds(call):
+        session.remember(key, call)
     if bound.after is not None:
-        bound.after(request)
-    return bound.result(results)
+        bound.after(key, request)
+    return operands.result(results)
 
 
-def _request(
-    operator: Operator,
-    fabric: Fabric,
-    decision: Decision,
-    bound: Bound,
-    output: PeerOutput | None,
-) -> Request:
-    """The call as a request."""
-    schedule, own, inputs = decision.schedule, bound.own, bound.inputs
+def _operands(bound: Bound, arguments: tuple[Any, ...]) -> Operands:
+    if bound.again is not None:
+        return bound.again(*arguments)
+    assert bound.inputs is not None
+    assert bound.result is not None
+    return Operands(bound.inputs, bound.result, bound.outputs, bound.stored)
+
+
+def _known(operator: Operator, fabric: Fabric, decision: Decision, bound: Bound) -> Known:
+    """The call without its operands."""
+    schedule, own = decision.schedule, bound.own
     if decision.chosen is not None:
         own = (*own, (CHOSEN, decision.chosen))
     what = "the strategy" if isinstance(schedule, Strategy) else "the schedule"
-    proposal = proposal_of(operator.name, (*bound.same, (what, decision.header)), own)
-    if bound.adapt is not None:
-        inputs = bound.adapt(schedule, inputs)
     workspaces: Mapping[str, int] = {}
     if bound.workspaces is not None and fabric.world > 1:
         workspaces = bound.workspaces(schedule)
-    outputs: Callable[[Plannable], Tensors] | None = bound.outputs
-    stored: dict[str, PeerOutput] = {}
-    if bound.stored is not None:
-        outputs, stored = _stored(fabric, schedule, bound.stored, output)
-    assert outputs is not None
-    exposed = Exposed({name: inputs[name] for name in bound.shared}, workspaces, stored)
-    return Request(
-        proposal,
-        decision.asked,
-        schedule,
-        decision.why,
+    return Known(
+        proposal_of(operator.name, (*bound.same, (what, decision.header)), own),
+        decision,
         bound.combine or operator.combine,
+        bound.shared,
+        workspaces,
+        bound.adapt,
+        bound.again,
+    )
+
+
+def _carry_out(
+    session: Session, call: Known, operands: Operands, output: PeerOutput | None
+) -> tuple[Tensors, Request]:
+    """Runs a call with its operands; returns its outputs by buffer name, and the request."""
+    fabric, decision = session.fabric, call.decision
+    inputs, _, outputs, stored = operands
+    peer_outputs: dict[str, PeerOutput] = {}
+    try:
+        if call.adapt is not None:
+            inputs = call.adapt(decision.schedule, inputs)
+        if stored is not None:
+            outputs, peer_outputs = _stored(fabric, decision.schedule, stored, output)
+    except Exception as error:
+        fabric.refuse(call.proposal.operation, error)
+        raise
+    assert outputs is not None
+    request = Request(
+        call.proposal,
+        decision.asked,
+        decision.schedule,
+        decision.why,
+        call.combine,
         inputs,
-        exposed,
+        Exposed({name: inputs[name] for name in call.shared}, call.workspaces, peer_outputs),
         outputs,
         decision.observe,
         output is not None,
     )
+    try:
+        return carry_out(session, request), request
+    except BaseException:
+        if fabric.broken is not None:
+            for peer_output in peer_outputs.values():
+                fabric.memory.abandon(peer_output)
+        raise
 
 
 def _stored(

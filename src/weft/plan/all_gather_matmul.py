@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from weft.dtype import ITEM_BYTES
 from weft.operation import dtypes_label, register, split, starts
-from weft.plan import gathering
+from weft.plan import gathering, gathering_proof
 from weft.plan.contents import Contents
 from weft.plan.tasks import Plan
 from weft.schedule import Schedule
@@ -86,4 +86,4 @@ class AllGatherMatmul:
         return gathering.lower(self, schedule)
 
     def check(self, plan: Plan, contents: Contents) -> None:
-        gathering.check(self, contents)
+        gathering_proof.check(self, contents)

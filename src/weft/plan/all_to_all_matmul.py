@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from weft.dtype import ITEM_BYTES
 from weft.operation import dtypes_label, register, split
-from weft.plan import expert_dispatch, experts, gathering
+from weft.plan import expert_dispatch, experts, gathering, gathering_proof
 from weft.plan.contents import Contents
 from weft.plan.experts import pieces_of
 from weft.plan.tasks import Plan
@@ -111,4 +111,4 @@ class AllToAllMatmul:
         if self.experts:
             expert_dispatch.check(self, contents)
         else:
-            gathering.check(self, contents)
+            gathering_proof.check(self, contents)

@@ -23,7 +23,7 @@ from weft.dtype import ITEM_BYTES, accumulator
 from weft.operation import result_dtype, split, starts
 from weft.plan.builder import Builder, refuse_impossible
 from weft.plan.order import slices
-from weft.plan.scattering import Scattering
+from weft.plan.scatter_products import Scattering
 from weft.plan.tasks import Part, Plan, Region
 from weft.schedule import Schedule
 

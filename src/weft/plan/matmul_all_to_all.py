@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from weft.dtype import ITEM_BYTES
 from weft.operation import dtypes_label, register, result_dtype, split
-from weft.plan import expert_combine, experts, in_kernel, scattering
+from weft.plan import expert_combine, experts, in_kernel, scattering, scattering_proof
 from weft.plan.contents import Contents
 from weft.plan.experts import pieces_of
 from weft.plan.tasks import Plan
@@ -116,4 +116,4 @@ class MatmulAllToAll:
         if self.experts:
             expert_combine.check(self, contents)
         else:
-            scattering.check(self, contents)
+            scattering_proof.check(self, contents)

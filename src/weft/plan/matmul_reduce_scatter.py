@@ -7,7 +7,7 @@ from typing import ClassVar, Self
 
 from weft.dtype import ITEM_BYTES
 from weft.operation import dtypes_label, register, result_dtype, split
-from weft.plan import scattering
+from weft.plan import scattering, scattering_proof
 from weft.plan.contents import Contents
 from weft.plan.tasks import Plan
 from weft.schedule import Schedule
@@ -77,4 +77,4 @@ class MatmulReduceScatter:
         return scattering.lower(self, schedule)
 
     def check(self, plan: Plan, contents: Contents) -> None:
-        scattering.check(self, contents)
+        scattering_proof.check(self, contents)

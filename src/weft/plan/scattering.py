@@ -30,43 +30,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import NamedTuple, Protocol
 
 from weft.dtype import ITEM_BYTES
 from weft.errors import InvalidPlan
-from weft.operation import result_dtype, starts
-from weft.plan.blocks import Block, cut_blocks, depth_of
+from weft.plan.blocks import Block, depth_of
 from weft.plan.builder import Builder, refuse_impossible
-from weft.plan.contents import Contents, Product, covers_once
-from weft.plan.order import slices
-from weft.plan.tasks import Plan, Plannable, Region
+from weft.plan.scatter_products import Made, Products, Scattering
+from weft.plan.tasks import Plan, Region
 from weft.schedule import Schedule
-
-
-class Scattering(Plannable, Protocol):
-    """An operation that multiplies and then sends rows of the product to their owners."""
-
-    @property
-    def n(self) -> int: ...
-
-    @property
-    def inner(self) -> tuple[int, ...]:
-        """The K of every rank."""
-        ...
-
-    @property
-    def summed(self) -> bool:
-        """Whether an owner adds what it receives from all ranks; otherwise it keeps every row."""
-        ...
-
-    @property
-    def everywhere(self) -> bool:
-        """Whether every rank needs the sums of all owners."""
-        ...
-
-    def sizes(self, maker: int) -> Sequence[int]:
-        """The rows of a rank's product that go to each owner, in row order."""
-        ...
 
 
 def default_depth(operation: Scattering, schedule: Schedule) -> int:
@@ -140,194 +111,14 @@ def _interleave(ranks: Sequence[_ScatterRank]) -> None:
         rank.bring_own()
 
 
-class _Made(NamedTuple):
-    """A block of the product for one owner: its rows and columns, its region, and its task."""
-
-    row: int
-    rows: int
-    column: int
-    columns: int
-    region: Region
-    task: int | None
-
-
-class _ScatterRank:
+class _ScatterRank(Products):
     """Lowers the tasks of one rank."""
 
     def __init__(self, builder: Builder, op: Scattering, rank: int, depth: int) -> None:
-        self.builder, self.op, self.rank, self.depth = builder, op, rank, depth
-        self.schedule = builder.schedule
-        self.direct = self.schedule.engine == "direct"
-        self.adaptive = self.schedule.fusion == "adaptive"
-        self.hetero = self.schedule.start == "local" and not self.schedule.serial
-        self.rows = list(op.sizes(rank))
-        self.first = starts(self.rows)
-        self.received = [op.sizes(maker)[rank] for maker in range(op.world)]
-        self.places = starts(self.received)
-        after = [(rank + step) % op.world for step in range(1, op.world)]
-        self.owners = after if self.hetero else [*after, rank]
-        self.makers = after[::-1]
-        self.made: dict[int, list[_Made]] = {owner: [] for owner in range(op.world)}
-        self.arrived: dict[int, list[_Made]] = {}
-        self.sums: list[_Made] = []
-        self.interleaved = self.adaptive and self.hetero and op.everywhere and not self.direct
+        super().__init__(builder, op, rank, depth)
+        self.arrived: dict[int, list[Made]] = {}
+        self.sums: list[Made] = []
         self._pulled: int | None = None
-        self._multiplied: int | None = None
-        self._num_made = 0
-        self._buffers()
-
-    def _buffers(self) -> None:
-        op, rank, add = self.op, self.rank, self.builder.add_buffer
-        own, made, result = self.rows[rank], sum(self.rows), result_dtype(op)
-        kept = made if op.everywhere else own if op.summed else sum(self.received)
-        self.x = add("x", rank, made, op.inner[rank], "input")
-        self.w = add("w", rank, op.inner[rank], op.n, "input")
-        self.y = add("y", rank, kept, op.n, "output", result)
-        if op.world == 1:
-            return
-        if not self.direct:
-            self.partial = add("partial", rank, made, op.n, "workspace", result)
-            if op.summed:
-                self.inbox = add("inbox", rank, own * (op.world - 1), op.n, "workspace", result)
-        else:
-            if op.summed:
-                self.partial = add("partial", rank, own, op.n, "workspace", result)
-            boxed = own * (op.world - 1) if op.summed else kept
-            self.inbox = add("inbox", rank, boxed, op.n, "workspace", result)
-        if op.everywhere:
-            self.reduced = add("reduced", rank, own, op.n, "workspace", result)
-
-    def alone(self) -> None:
-        self.builder.matmul(self.rank, self.x.all(), self.w.all(), self.y.all(), label="all")
-
-    # -- making ------------------------------------------------------------------------------------
-
-    def make(self) -> None:
-        """Computes the products of the peers and, with a uniform start, of this rank."""
-        if self.schedule.serial:
-            self._multiply_span(0, sum(self.rows), 0, self.op.n, "all")
-        elif self.schedule.cut == "columns":
-            for column, columns in slices(self.op.n, self.depth):
-                for row, rows in self._row_spans():
-                    label = f"columns {column}:{column + columns}"
-                    self._multiply_span(row, rows, column, columns, label)
-        elif self.schedule.fusion == "fused":
-            self._fused()
-        else:
-            for owner, block in self._chunks():
-                self._multiply_chunk(owner, block)
-
-    @property
-    def num_steps(self) -> int:
-        return max((len(self._blocks(owner)) for owner in range(self.op.world)), default=0)
-
-    def make_step(self, step: int) -> None:
-        """Computes this step's chunks of all peers, and the previous step's chunk of this rank."""
-        for owner in [*self.owners, self.rank]:
-            blocks, number = self._blocks(owner), step - (owner == self.rank)
-            if 0 <= number < len(blocks):
-                # Loose tasks, so that sums may run between them. Each follows the last product.
-                self._multiply_chunk(owner, blocks[number], merge=self._num_made)
-                self._num_made += 1
-
-    def _row_spans(self) -> list[tuple[int, int]]:
-        """(first row, rows) of the GEMMs of a step when columns are cut."""
-        if self.schedule.fusion != "fused":
-            return [(self.first[owner], self.rows[owner]) for owner in self.owners]
-        if not self.hetero:
-            return [(0, sum(self.rows))]
-        end = self.first[self.rank] + self.rows[self.rank]
-        return [(end, sum(self.rows) - end), (0, self.first[self.rank])]
-
-    def _multiply_span(self, row: int, rows: int, column: int, columns: int, label: str) -> None:
-        """One GEMM over adjacent rows of several owners."""
-        region = Region(self.rank, "partial", row, rows, column, columns)
-        task = self._matmul(self.x.rows_of(row, rows), column, columns, region, label)
-        for owner, (first, size) in enumerate(zip(self.first, self.rows, strict=True)):
-            if row <= first and first + size <= row + rows and size:
-                part = Region(self.rank, "partial", first, size, column, columns)
-                self.made[owner].append(_Made(0, size, column, columns, part, task))
-
-    def _multiply_chunk(self, owner: int, block: Block, merge: int | None = None) -> None:
-        """One GEMM over a chunk of one owner, written to its final place if possible."""
-        row, rows, column, columns = block
-        rank, at, where = self.rank, self.first[owner] + row, "partial"
-        if owner == rank and not self.op.summed:
-            at, where = self.places[owner] + row, "y"
-        elif owner == rank and self.direct:
-            at = row
-        elif self.direct:
-            rank, at, where = owner, self._box(self.rank, owner) + row, "inbox"
-        region = Region(rank, where, at, rows, column, columns)
-        a = self.x.rows_of(self.first[owner] + row, rows)
-        label = f"y{owner}[{row}:{row + rows}]"
-        if columns < self.op.n:
-            label += f"[{column}:{column + columns}]"
-        after = self._multiplied if self.interleaved else None
-        task = self._matmul(a, column, columns, region, label, merge=merge, after=after)
-        self._multiplied = task if task is not None else self._multiplied
-        self.made[owner].append(_Made(*block, region, task))
-
-    def _whole(self, owner: int) -> Block:
-        return 0, self.rows[owner], 0, self.op.n
-
-    def _fused(self) -> None:
-        """One GEMM per step over the chunks of all owners, which are packed into one buffer."""
-        base, packed = 0, None
-        for number, step in enumerate(self._steps()):
-            sizes = [block[1] for _, block in step]
-            rows = sum(sizes)
-            at = [self.first[owner] + block[0] for owner, block in step]
-            ends = [a + size for a, size in zip(at, sizes, strict=True)]
-            if at[1:] == ends[:-1]:
-                a, after = self.x.rows_of(at[0], rows), None
-            else:
-                if packed is None:
-                    packed = self.builder.add_buffer(
-                        "packed", self.rank, sum(self.rows), self.x.columns, "workspace"
-                    )
-                a, moves, here = packed.rows_of(base, rows), [], base
-                for start, size in zip(at, sizes, strict=True):
-                    moves.append((self.x.rows_of(start, size), packed.rows_of(here, size)))
-                    here += size
-                after = self.builder.permute(self.rank, moves, label=f"gather {number}")
-            region = self.partial.rows_of(base, rows)
-            task = self._matmul(a, 0, self.op.n, region, f"step {number}", after=after)
-            for owner, block in step:
-                part = self.partial.rows_of(base, block[1])
-                self.made[owner].append(_Made(*block, part, task))
-                base += block[1]
-        self._base = base
-
-    def _steps(self) -> list[list[tuple[int, Block]]]:
-        """(owner, block of its rows) of the chunks of every step."""
-        cuts = [[(owner, block) for block in self._blocks(owner)] for owner in self.owners]
-        longest = max(map(len, cuts), default=0)
-        return [[cut[i] for cut in cuts if i < len(cut)] for i in range(longest)]
-
-    def _chunks(self) -> list[tuple[int, Block]]:
-        if self.schedule.pattern == "all":
-            return [chunk for step in self._steps() for chunk in step]
-        return [(owner, block) for owner in self.owners for block in self._blocks(owner)]
-
-    def _matmul(
-        self,
-        a: Region,
-        column: int,
-        columns: int,
-        c: Region,
-        label: str,
-        merge: int | None = None,
-        after: int | None = None,
-    ) -> int | None:
-        w = Region(self.rank, "w", 0, self.w.rows, column, columns)
-        return self.builder.matmul(self.rank, a, w, c, merge=merge, after=[after], label=label)
-
-    def _box(self, maker: int, owner: int) -> int:
-        """The first row of a maker's chunks in the inbox of their owner."""
-        if self.op.summed:
-            return self.op.sizes(maker)[owner] * (maker - (maker > owner))
-        return sum(self.op.sizes(other)[owner] for other in range(maker))
 
     # -- sending -----------------------------------------------------------------------------------
 
@@ -358,9 +149,9 @@ class _ScatterRank:
             if len(arrived) == step < len(products):
                 self._pull_product(maker, products[step])
 
-    def _pull_product(self, maker: int, product: _Made) -> None:
+    def _pull_product(self, maker: int, product: Made) -> None:
         if self.op.summed:
-            target, row = "inbox", self._box(maker, self.rank) + product.row
+            target, row = "inbox", self.box(maker, self.rank) + product.row
         else:
             target, row = "y", self.places[maker] + product.row
         region = Region(self.rank, target, row, product.rows, product.column, product.columns)
@@ -382,15 +173,15 @@ class _ScatterRank:
 
     def complete(self, ranks: Sequence[_ScatterRank]) -> None:
         """Computes this rank's own rows, and adds or keeps what peers computed for it."""
-        own = self._blocks(self.rank)
+        own = self.blocks(self.rank)
         if self.hetero and self.rows[self.rank]:
             if self.adaptive and self.op.everywhere:  # direct: peers read sums as they are computed
                 for number, block in enumerate(own):
-                    self._multiply_chunk(self.rank, block, merge=number)
+                    self.multiply_chunk(self.rank, block, merge=number)
             elif self.schedule.fusion == "fused" and self.schedule.cut == "rows":
                 self._multiply_last()
             else:
-                self._multiply_chunk(self.rank, self._whole(self.rank))
+                self.multiply_chunk(self.rank, self.whole(self.rank))
         if self.op.summed:
             for block in own:
                 self._sum(block)
@@ -399,7 +190,7 @@ class _ScatterRank:
 
     def sum_step(self, step: int) -> None:
         """One sum of this rank's own rows."""
-        own = self._blocks(self.rank)
+        own = self.blocks(self.rank)
         if 0 <= step < len(own):
             self._sum(own[step])
 
@@ -407,26 +198,12 @@ class _ScatterRank:
         """Computes this rank's own rows after the fused steps."""
         own = self.rows[self.rank]
         if not self.op.summed:
-            self._multiply_chunk(self.rank, self._whole(self.rank))
+            self.multiply_chunk(self.rank, self.whole(self.rank))
             return
-        region = self.partial.rows_of(self._base, own)
+        region = self.partial.rows_of(self.base, own)
         a = self.x.rows_of(self.first[self.rank], own)
-        task = self._matmul(a, 0, self.op.n, region, "local shard")
-        self.made[self.rank].append(_Made(0, own, 0, self.op.n, region, task))
-
-    def _blocks(self, owner: int) -> list[Block]:
-        """The blocks into which the rows for an owner are cut. If they are summed, all ranks cut
-        them in the same way."""
-        rows, n = self.rows[owner], self.op.n
-        if self.schedule.serial:
-            cut = [(0, rows, 0, n)]
-        elif self.schedule.cut == "columns":
-            cut = [(0, rows, *part) for part in slices(n, self.depth)]
-        elif self.adaptive:
-            cut = cut_blocks(rows, n, self.depth, tapered=self.op.everywhere)
-        else:
-            cut = [(*part, 0, n) for part in slices(rows, self.depth)]
-        return [block for block in cut if block[1]]
+        task = self.matmul(a, 0, self.op.n, region, "local shard")
+        self.made[self.rank].append(Made(0, own, 0, self.op.n, region, task))
 
     def _sum(self, block: Block) -> None:
         row, rows, column, columns = block
@@ -444,7 +221,7 @@ class _ScatterRank:
             after=[product.task for product in products],
             label=f"sum [{row}:{row + rows}]",
         )
-        self.sums.append(_Made(*block, target, task))
+        self.sums.append(Made(*block, target, task))
 
     def _keep(self) -> None:
         """Copies to y what is not there yet."""
@@ -492,7 +269,7 @@ class _ScatterRank:
         self.builder.permute(self.rank, [(self.reduced.all(), own)], after=after, label="own sums")
 
 
-def _find(products: Sequence[_Made], block: Block) -> _Made:
+def _find(products: Sequence[Made], block: Block) -> Made:
     """The product that contains a block."""
     row, rows, column, columns = block
     for product in products:
@@ -500,40 +277,5 @@ def _find(products: Sequence[_Made], block: Block) -> _Made:
         if 0 <= down <= product.rows - rows and 0 <= right <= product.columns - columns:
             r = product.region
             part = Region(r.rank, r.buffer, r.row + down, rows, r.column + right, columns)
-            return _Made(*block, part, product.task)
+            return Made(*block, part, product.task)
     raise InvalidPlan(f"no product has rows {row}:{row + rows}")
-
-
-def check(op: Scattering, contents: Contents) -> None:
-    """Raises unless every output holds each term of each rank that belongs there exactly once."""
-    for rank in range(op.world):
-        found: dict[int, list[tuple[int, int, int, int, int, int]]] = {
-            maker: [] for maker in range(op.world)
-        }
-        for held in contents.of(rank, "y"):
-            value = held.value
-            if not isinstance(value, Product) or value.b[1] != "w":
-                raise InvalidPlan(f"y@{rank} holds {value} where a product belongs")
-            maker = value.b[0]
-            place, first, rows = _block(op, rank, maker)
-            at = held.row - place
-            inside = at >= 0 and at + held.rows <= rows
-            # An empty sum has no terms, but its zeros must be written exactly once.
-            empty = op.inner[maker] == 0
-            right = (value.a, value.row) == ((maker, "x"), first + at) or empty
-            if not inside or not right or value.column != held.column:
-                raise InvalidPlan(f"y@{rank}: rows of rank {maker} are in the wrong place")
-            k = (0, 1) if empty else (value.k, value.size)
-            found[maker].append((at, held.rows, held.column, held.columns, *k))
-        for maker, boxes in found.items():
-            size = (_block(op, rank, maker)[2], op.n, max(op.inner[maker], 1))
-            covers_once(boxes, size, f"y@{rank} from rank {maker}")
-
-
-def _block(op: Scattering, rank: int, maker: int) -> tuple[int, int, int]:
-    """(row of y, row of the product, rows) of a maker's product in a rank's y."""
-    sizes = list(op.sizes(maker))
-    if op.everywhere:
-        return 0, 0, sum(sizes)
-    place = 0 if op.summed else sum(op.sizes(other)[rank] for other in range(maker))
-    return place, sum(sizes[:rank]), sizes[rank]

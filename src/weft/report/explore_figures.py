@@ -14,7 +14,7 @@ from typing import Any
 from weft.report.figures import Spec
 from weft.report.units import duration
 from weft.schedule import ENGINES, Schedule
-from weft.study.exploration import Exploration, Outcome, Scenario
+from weft.study.exploration import Exploration, Scenario, ScheduleOutcome
 
 LOSSES = (
     # loss, label, colour
@@ -210,12 +210,12 @@ def axis_end(scenario: Scenario) -> float:
     return 1.18 * min(max(longest, scenario.serial), 1.15 * scenario.serial)
 
 
-def known(scenario: Scenario, name: str) -> Outcome | None:
+def known(scenario: Scenario, name: str) -> ScheduleOutcome | None:
     """The outcome of a schedule, or None if it was not explored or does not fit."""
     return next((o for o in scenario.outcomes if o.schedule.name == name), None)
 
 
-def _parts(outcome: Outcome) -> dict[str, float]:
+def _parts(outcome: ScheduleOutcome) -> dict[str, float]:
     lost = {key: float(getattr(outcome.losses, key)) for key, _, _ in LOSSES}
     return {**lost, "hidden": outcome.losses.hidden}
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import torch
 
@@ -146,6 +146,7 @@ def _agree(session: Session, call: Call, request: Request) -> Runner:
         runner = prepared(fabric, plan, request.exposed, signatures, why, request.asked)
         session.keep(signatures, runner)
     session.keep(request.proposal.signature, runner)
+    runner.tally.why = request.why or runner.why
     return runner
 
 
@@ -188,8 +189,3 @@ def check_tensor(name: str, tensor: object, dimensions: Sequence[int]) -> torch.
             f"{tuple(tensor.shape)})"
         )
     return tensor
-
-
-def layout(tensor: Any) -> tuple[object, ...]:
-    """Everything that decides how a tensor is read, except its address."""
-    return tensor.shape, tensor.stride(), tensor.dtype

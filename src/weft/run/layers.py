@@ -55,7 +55,11 @@ class Layers:
         if not self._roots:
             self._roots.append(id(module))
             if id(module) not in self._names:
-                names = {id(m): name for name, m in module.named_modules()}
+                # A compiled module holds the original one under a name of its own.
+                names = {
+                    id(m): name.removeprefix("_orig_mod").removeprefix(".")
+                    for name, m in module.named_modules()
+                }
                 names[id(module)] = type(module).__name__
                 self._names[id(module)] = names
         above = self._path[-1] if self._path else ""

@@ -3,6 +3,7 @@ with its layer, schedule and reason, for `weft.summary`."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -89,7 +90,10 @@ def record() -> Iterator[Recording]:
     else:
         active.layers = before.layers
     try:
-        yield active
+        with warnings.catch_warnings():
+            # The hooks of layers do nothing in a graph, so what torch warns of cannot happen.
+            warnings.filterwarnings("ignore", message=".*when there are global hooks on modules")
+            yield active
     finally:
         active.settle()
         if before is None:

@@ -39,7 +39,7 @@ class Tally:
     schedule: str
     asked: str
     why: str = ""
-    """The reason of the last call."""
+    """The reason of the last plan."""
     calls: int = 0
     seconds: float = 0.0
 
@@ -68,7 +68,7 @@ class Session:
         """By a rank's signature, and by the signatures of all ranks."""
         self.known: dict[Any, Any] = {}
         """Calls that are recognised by their arguments alone."""
-        self.last: Finished | None = None
+        self._last: tuple[Runner, str, float, float, Timeline] | None = None
         self._parts: dict[type, Any] = {}
 
     def keep(self, key: object, runner: Runner) -> None:
@@ -96,14 +96,20 @@ class Session:
     def finished(self, runner: Runner, why: str, started: float, timeline: Timeline) -> float:
         """Keeps a call that has just ended, for `weft.explain`; returns its seconds."""
         ended = time.perf_counter()
-        seconds, fabric, tally = ended - started, self.fabric, runner.tally
+        seconds, tally = ended - started, runner.tally
         tally.calls += 1
         tally.seconds += seconds
-        tally.why = why
-        self.last = Finished(
-            runner.plan, fabric.rank, fabric.can.name, runner.asked, why, seconds, timeline, ended
-        )
+        self._last = runner, why, started, ended, timeline
         return seconds
+
+    @property
+    def last(self) -> Finished | None:
+        """The last call that has ended."""
+        if self._last is None:
+            return None
+        runner, why, started, ended, timeline = self._last
+        rank, name, seconds = self.fabric.rank, self.fabric.can.name, ended - started
+        return Finished(runner.plan, rank, name, runner.asked, why, seconds, timeline, ended)
 
 
 _tallies: dict[tuple[str, str, str], Tally] = {}
@@ -124,8 +130,9 @@ def of(fabric: Fabric) -> Session:
 
 def _end(key: int) -> None:
     session = _sessions.pop(key, None)
-    if session is not None and session.last is not None:
-        _closed[:] = [max([session.last, *_closed], key=_ended)]
+    last = None if session is None else session.last
+    if last is not None:
+        _closed[:] = [max([last, *_closed], key=_ended)]
 
 
 def tally_of(plan: Plan, asked: str) -> Tally:
@@ -144,8 +151,8 @@ def tallies() -> list[Tally]:
 
 def last_finished() -> Finished | None:
     """The last call of a plan in this process."""
-    found = [session.last for session in list(_sessions.values()) if session.last is not None]
-    return max([*found, *_closed], key=_ended, default=None)
+    found = [session.last for session in list(_sessions.values())]
+    return max([one for one in [*found, *_closed] if one is not None], key=_ended, default=None)
 
 
 def _ended(finished: Finished) -> float:

@@ -19,7 +19,7 @@ from weft.run.session import Session
 from weft.schedule import Schedule
 from weft.select import between_machines, heuristic, model, on_device, store, this_host
 from weft.select.decision import AUTO, Decision
-from weft.select.fixed import fixed
+from weft.select.fixed import fixed, serial_by_rows
 from weft.select.guard import Guard
 from weft.select.heuristic import Choice
 from weft.select.sizes import NoRule
@@ -44,8 +44,9 @@ class Auto:
         self.forced: Choice | None = None
         self.observer: Callable[[Any, float], None] | None = None
         self.guards: dict[Hashable, Guard] = {}
-        self._fixed: dict[Hashable, Decision | None] = {}
         self._settled: dict[Hashable, Decision] = {}
+        self._not_fixed: set[Hashable] = set()
+        """The keys for which no fixed rule applies."""
         self._link = self.fabric.link
         self._tuned: frozenset[str] | None = None
         self._machine: Machine | None = None
@@ -75,22 +76,32 @@ class Auto:
         if self.fabric.link is not self._link:
             self._link = self.fabric.link
             self.forget()
-        if key not in self._fixed:
-            if len(self._fixed) >= MAX_SHAPES:
-                self._fixed.clear()
-            choice = fixed(self.fabric.can, self._link, operation())
-            self._fixed[key] = None
-            if choice is not None:
-                name = choice.schedule.name
-                decision = Decision(name, AUTO, choice.schedule, choice.why)
-                self._fixed[key] = self._settled[key] = decision
-        return self._fixed[key]
+        if key in self._not_fixed:
+            return None
+        found = self._settled.get(key)
+        if found is not None:
+            return found
+        choice = fixed(self.fabric.can, self._link, operation())
+        if choice is not None:
+            name = choice.schedule.name
+            return self._settle(key, Decision(name, AUTO, choice.schedule, choice.why))
+        if len(self._not_fixed) >= MAX_SHAPES:
+            self._not_fixed.clear()
+            self._settled.clear()
+        self._not_fixed.add(key)
+        return None
+
+    def _settle(self, key: Hashable, decision: Decision) -> Decision:
+        """Keeps a decision that will not change any more."""
+        if len(self._settled) >= MAX_SHAPES:
+            self._settled.clear()
+        self._settled[key] = decision
+        return decision
 
     def choose(self, key: Hashable, operation: Callable[[], Any], work: int = 1) -> Decision:
         """The decision for a call, which rank 0 takes for all. See `select.decide`."""
         if self.fabric.rank != 0:
-            self._settled[key] = _IN_HEADER
-            return _IN_HEADER
+            return self._settle(key, _IN_HEADER)
         if self.forced is not None:
             made, observer = operation(), self.observer
             assert observer is not None
@@ -120,8 +131,7 @@ class Auto:
                     lambda seconds: observe(seconds * share),
                 )
             return Decision(AUTO, AUTO, None, "", guard.next.in_header, observe)
-        decision = self._settled[key] = Decision(AUTO, AUTO, None, "", guard.choice.in_header)
-        return decision
+        return self._settle(key, Decision(AUTO, AUTO, None, "", guard.choice.in_header))
 
     def set_mode(self, mode: str) -> None:
         """Sets what chooses if there is no tuned result: the heuristic, or simulation."""
@@ -136,7 +146,7 @@ class Auto:
     def forget(self) -> None:
         """Drops all choices, e.g. because something was tuned."""
         self.guards.clear()
-        self._fixed.clear()
+        self._not_fixed.clear()
         self._settled.clear()
         self._tuned = None
 
@@ -161,6 +171,9 @@ class Auto:
                 f"{found.serial_seconds * 1e3:.3g} ms for serial"
             )
             return Guard(Choice(found.schedule, why), watch=False)
+        serial = serial_by_rows(self.fabric.link, operation) if self.mode != "model" else None
+        if serial is not None:
+            return Guard(serial, watch=False)
         by = model.choose if self.mode == "model" else heuristic.choose
         try:
             return Guard(by(self.machine, operation), watch=_guarded())

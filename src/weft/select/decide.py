@@ -3,8 +3,9 @@
 A caller names a schedule (`decision.requested`) or leaves it to `auto`. Then these are asked in
 this order: the environment, a fixed rule (`fixed.py`), between machines a rule of its own
 (`between_machines.py`), on devices the rule for their description (`on_device.py`), a tuned result
-(`store.py`), and the heuristic for this machine (`heuristic.py`). A schedule that cannot be lowered
-is refused there, with the reason. A choice is never replaced afterwards.
+(`store.py`), a rule for few rows (`fixed.py`), and the heuristic for this machine
+(`heuristic.py`). A schedule that cannot be lowered is refused there, with the reason. A choice is
+never replaced afterwards.
 """
 
 from __future__ import annotations

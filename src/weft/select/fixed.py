@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from weft.dtype import ITEM_BYTES
 from weft.fabric import Capabilities, Link
 from weft.plan.embedding_all_to_all import EmbeddingAllToAll
 from weft.plan.matmul_all_reduce import FEW_ROWS, MatmulAllReduce
@@ -18,6 +19,22 @@ _SERIAL = Schedule.parse("serial")
 _IN_KERNEL = Schedule.parse("in-kernel")
 _ONE_PIECE = Schedule.parse("in-kernel:1")
 _SLICED = Schedule.parse("hetero-unfused-1d:8")
+
+
+_MANY_ROWS = 256
+_LARGE_WEIGHT = 1 << 20
+"""Bytes of a weight that no cache keeps between two chunks of a product."""
+
+
+def serial_by_rows(link: Link, operation: Any) -> Choice | None:
+    """Serial, for an all-reduce of few rows over links as fast as memory; None otherwise. Chunks of
+    its product would read the weight again, which takes longer than what they could hide."""
+    if not isinstance(operation, MatmulAllReduce) or link.paced or operation.m > _MANY_ROWS:
+        return None
+    k = min(operation.inner)
+    if 2 * operation.m > k or k * operation.n * ITEM_BYTES[operation.dtype] < _LARGE_WEIGHT:
+        return None
+    return Choice(_SERIAL, f"{operation.m} rows: chunks would read w once more each")
 
 
 def fixed(can: Capabilities, link: Link, operation: Any) -> Choice | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from functools import cached_property
 from operator import truediv
-from statistics import mean, median
+from statistics import median, median_low
 
 from weft.select.heuristic import MOST_RIVALS, Choice
 
@@ -78,13 +78,15 @@ class Guard:
         causes."""
         self.settled = True
         medians = [[median(turn) for turn in turns] for turns in self._samples]
-        gains = [median(map(truediv, medians[0], turns)) for turns in medians]
-        fastest = max(range(len(self._arms)), key=gains.__getitem__)
-        if gains[fastest] <= 1.0 + TOLERANCE:
+        gains = [list(map(truediv, medians[0], turns)) for turns in medians]
+        fastest = max(range(len(self._arms)), key=lambda arm: median(gains[arm]))
+        gain = median_low(gains[fastest])
+        if gain <= 1.0 + TOLERANCE:
             return
+        turn = gains[fastest].index(gain)  # the one that decides is the one that is reported
         found = self._arms[fastest].schedule
         name = "serial" if found.serial else str(found)
-        first, other = (mean(medians[arm]) * 1e3 for arm in (0, fastest))
+        first, other = (medians[arm][turn] * 1e3 for arm in (0, fastest))
         self.choice = Choice(
             found,
             f"{self._arms[0].schedule} was chosen, but measured slower here than {name}: "

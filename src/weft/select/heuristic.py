@@ -13,7 +13,8 @@ from functools import cached_property, lru_cache
 from math import inf
 from typing import Any, NamedTuple
 
-from weft.machine import DTYPES, Machine
+from weft.dtype import ITEM_BYTES, rated
+from weft.machine import Machine
 from weft.plan.all_gather_matmul import AllGatherMatmul
 from weft.schedule import Schedule
 from weft.select import _rule
@@ -157,11 +158,11 @@ def _kind(schedule: Schedule) -> str:
 
 
 def _seconds(machine: Machine, sizes: Sizes, table: _Table) -> list[float]:
-    form, world, m, rows, columns, k, dtype, cuts = sizes
+    form, world, m, rows, columns, k, dtype, cuts, result = sizes
     if min(rows, k, sum(columns)) <= 0:
         # Without a product, nothing can hide communication.
         return [float(kind != "serial") for kind in table.kinds]
-    rule = numbers(machine, world, dtype)
+    rule = numbers(machine, world, dtype, result, form not in (GATHER, CONTRACT))
     return rule.seconds(table.points, form, world, m, rows, columns, k, cuts)
 
 
@@ -223,8 +224,8 @@ def paper(machine: Machine, operation: AllGatherMatmul) -> Schedule:
     n = sum(max(operation.columns, key=sum))
     if m < k:
         return uniform_2d
-    element = DTYPES[operation.dtype][0]
-    rate = machine.compute.rate[operation.dtype]
+    element = ITEM_BYTES[operation.dtype]
+    rate = machine.compute.rate[rated(operation.dtype)]
     balance = rate / machine.memory.bandwidth
     rows = max(1, m // world**2)
     intensity = 2.0 * rows * n * k / (element * (rows * k + n * k + rows * n))

@@ -5,10 +5,9 @@ from __future__ import annotations
 from functools import lru_cache
 from math import inf
 
+from weft.dtype import ITEM_BYTES, accumulator, rated
 from weft.errors import Unsupported, nearest
 from weft.machine import DTYPES, HostCores, Machine
-from weft.operation import ITEM_BYTES
-from weft.plan.gathering import HALF
 from weft.select import _rule
 from weft.simulate.contention import contention
 from weft.simulate.cost import bandwidth_of
@@ -21,11 +20,14 @@ MOST_BUSY = 0.95
 
 
 @lru_cache(maxsize=256)
-def numbers(machine: Machine, world: int, dtype: str) -> _rule.Machine:
-    """The numbers of a machine for the rule."""
+def numbers(
+    machine: Machine, world: int, dtype: str, result: str | None = None, sends: bool = False
+) -> _rule.Machine:
+    """The numbers of a machine for the rule. result: the dtype of the result, if the operation
+    names one. sends: results are sent, not operands."""
     links, launch, memory = machine.links, machine.launch, machine.memory
     peers = max(1, world - 1)
-    element, result = DTYPES[dtype]
+    element, stored = _bytes(dtype, result)
     left = _units_left(machine, peers)
     one_peer = links.to_one_peer()
     if machine.host is None:
@@ -35,10 +37,10 @@ def numbers(machine: Machine, world: int, dtype: str) -> _rule.Machine:
         if not _linked(machine):
             one_peer = inf  # the memory of a peer is as fast as a rank's own
     return _rule.Machine(
-        gemms=gemms(machine, dtype, _share_of_core(machine, world)),
+        gemms=gemms(machine, dtype, _share_of_core(machine, world), result),
         dma=by_engines,
         cores=by_cores,
-        rate=machine.compute.rate[dtype],
+        rate=machine.compute.rate[rated(dtype)],
         kernel=launch.kernel,
         gap=launch.gap,
         latency=memory.latency,
@@ -54,11 +56,18 @@ def numbers(machine: Machine, world: int, dtype: str) -> _rule.Machine:
         from_same=one_peer / (peers if links.topology == "switch" else 1),
         in_place=contention(machine, "direct", world).share,
         full=links.out_of_device(max(2, world)),
-        element=element,
-        result=result,
-        sum_bytes=4 if dtype in HALF else ITEM_BYTES.get(dtype, result),
+        # The bytes of an element that is moved.
+        element=stored if sends and result is not None else element,
+        result=stored,
+        sum_bytes=ITEM_BYTES[accumulator(result or dtype)],
         left=left,
     )
+
+
+def _bytes(dtype: str, result: str | None) -> tuple[int, int]:
+    """Bytes of an element of the operands, and of the result."""
+    element, usual = DTYPES[dtype]
+    return element, usual if result is None else ITEM_BYTES[result]
 
 
 def _by_engines(machine: Machine, world: int) -> _rule.Moving:
@@ -169,25 +178,29 @@ def _each_of_all(machine: Machine, world: int) -> float:
 
 
 @lru_cache(maxsize=64)
-def gemms(machine: Machine, dtype: str, share: float = 1.0) -> _rule.Gemms:
-    """The GEMM times of a machine in a dtype; on a host, with that share of a core."""
+def gemms(
+    machine: Machine, dtype: str, share: float = 1.0, result: str | None = None
+) -> _rule.Gemms:
+    """The GEMM times of a machine in a dtype; on a host, with that share of a core. result: the
+    dtype of the result, if it is not the usual one."""
+    element, stored = _bytes(dtype, result)
+    dtype = rated(dtype)
     compute, memory, tiling = machine.compute, machine.memory, machine.compute.tiling
     if dtype not in compute.rate:
         raise Unsupported(
             f"{machine.name} has no GEMM rate for {dtype}{nearest(dtype, compute.rate)};"
             f" it has {', '.join(compute.rate)}."
         )
-    element, result = DTYPES[dtype]
     if tiling is None:
         half = compute.saturation
         assert half is not None, "the loader checks that a description has tiles or saturation"
         if machine.host is not None:
-            element = result = 0  # the measured rates include memory
+            element = stored = 0  # the measured rates include memory
         axes, found = corrections(machine, dtype)
         return _rule.Rated(
             compute.rate[dtype] * share,
             (half.m, half.n, half.k),
-            (TRUST_DISTANCE, element, result),
+            (TRUST_DISTANCE, element, stored),
             (machine.launch.kernel / share, compute.units),
             axes or [[], [], []],
             [(*place, correction) for place, correction in found.items()],
@@ -210,7 +223,7 @@ def gemms(machine: Machine, dtype: str, share: float = 1.0) -> _rule.Gemms:
             compute.sustained_after,
             memory.cache_bytes,
             element,
-            result,
+            stored,
             tiling.split_seconds,
             8.0 * tiling.split_traffic,
             machine.launch.kernel,

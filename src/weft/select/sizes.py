@@ -22,7 +22,8 @@ class NoRule(Unsupported):
 
 class Sizes(NamedTuple):
     """`m` rows in all, `rows` from or to one peer. `cuts`: the default number of chunks of these
-    rows for fixed schedules, for schedules in place, and for adaptive."""
+    rows for fixed schedules, for schedules in place, and for adaptive. `result`: the dtype of the
+    result, if the operation names one."""
 
     form: int
     world: int
@@ -32,10 +33,15 @@ class Sizes(NamedTuple):
     k: int
     dtype: str
     cuts: tuple[int, int, int]
+    result: str | None = None
 
 
 def sizes_of(operation: Any) -> Sizes:
     """The sizes of an operation that gathers and multiplies, or multiplies and sends."""
+    return _sizes_of(operation)._replace(result=getattr(operation, "result", None))
+
+
+def _sizes_of(operation: Any) -> Sizes:
     world, dtype = operation.world, operation.dtype
     if isinstance(operation, GatherContract):
         m = max(map(operation.received, range(world)))

@@ -23,6 +23,7 @@ from typing import Any
 
 from weft.errors import Error
 from weft.machine import calibrated
+from weft.operation import dtypes_label
 from weft.schedule import Schedule
 from weft.select.sizes import sizes_of
 
@@ -82,7 +83,7 @@ def question(operation: Any, link: str, version: str) -> Question:
     return Question(
         machine=this_machine(),
         operation=operation.name,
-        dtype=operation.dtype,
+        dtype=dtypes_label(operation),
         world=operation.world,
         link=link,
         m=bucket(m),

@@ -13,14 +13,21 @@ from weft.fabric import Fabric
 from weft.fabric.link import Link
 from weft.machine import Machine, load
 
-calibrator: Callable[[Fabric], Machine] | None = None
-"""Describes this machine with the ranks of a group, in at most two seconds, and keeps the result.
-All ranks call it together. A layer above sets it, because this layer cannot measure."""
+Calibrator = Callable[[Fabric], Machine]
+_calibrators: list[Calibrator] = []
+
+
+def register_calibrator(calibrator: Calibrator) -> Calibrator:
+    """Registers the function that describes this machine with the ranks of a group, in at most two
+    seconds, and keeps the result. All ranks call it together. It comes from a layer above, because
+    this layer cannot measure."""
+    _calibrators[:] = [calibrator]
+    return calibrator
 
 
 def must_calibrate() -> bool:
     """Whether this machine has no description yet, and calibration is allowed."""
-    if calibrator is None or os.environ.get("WEFT_CALIBRATE", "1") == "0":
+    if not _calibrators or os.environ.get("WEFT_CALIBRATE", "1") == "0":
         return False
     try:
         load("cpu")
@@ -31,8 +38,7 @@ def must_calibrate() -> bool:
 
 def calibrate(fabric: Fabric) -> Machine:
     """Describes this machine. All ranks of the group call this together."""
-    assert calibrator is not None, "rank 0 asks for it only where there is one"
-    return calibrator(fabric)
+    return _calibrators[0](fabric)
 
 
 def description() -> Machine:

@@ -1,4 +1,4 @@
-"""A Plan on a Machine: what it would take, and where the time would go, without the hardware."""
+"""Simulates a plan on a machine: how long it would take, and where the time would go."""
 
 from weft.simulate.losses import Losses, losses
 from weft.simulate.result import Piece, Simulation

@@ -1,21 +1,22 @@
-"""Independent work on a node of devices: who has which compute units under a strategy.
+"""Independent work on a node of devices: which compute units the GEMM and the collective have under
+a strategy.
 
-A collective that is driven by cores needs compute units, and so does the GEMM. Workgroups get them
+A collective that is driven by cores needs compute units, and so does the GEMM. Workgroups get units
 in the order of launch, and keep them until they end:
 
-    concurrent      the GEMM came first. Its tiles have all units until the last one is handed out;
-                    then units become free as tiles end, and the collective has them
-    prioritized     the collective came first and keeps the units that saturate its links; the GEMM
-                    has the others, and these too once the collective is over
-    partitioned:K   masks confine the collective to K units and the GEMM to the others, from launch
-                    to end, whoever is done
-    both            the collective came first, confined to K units; the GEMM has the others, and
-                    these too once the collective is over
-    dma             the GEMM has all units
-    dma+trimmed:K   the GEMM is confined to all units but K
+    concurrent      The GEMM is launched first. Its tiles have all units until the last tile has
+                    started. Then units become free as tiles end, and the collective gets them.
+    prioritized     The collective is launched first and keeps as many units as saturate its links.
+                    The GEMM has the other units, and these too once the collective has ended.
+    partitioned:K   Masks confine the collective to K units and the GEMM to the others, until both
+                    have ended.
+    both            The collective is launched first, confined to K units. The GEMM has the other
+                    units, and these too once the collective has ended.
+    dma             The GEMM has all units.
+    dma+trimmed:K   The GEMM is confined to all units but K.
 
-All else is as for any plan (`events`): what GEMM and bytes do to each other does not depend on
-whether one needs the other.
+Everything else is as for any plan (`events`): how much a GEMM and a transfer slow each other does
+not depend on whether one needs the other.
 """
 
 from __future__ import annotations
@@ -51,13 +52,13 @@ class BesideEvents(Events):
         assert isinstance(plan.schedule, Strategy)
         self._strategy = strategy = plan.schedule
         self._behind = strategy.base == "concurrent"
-        # Whether the GEMM goes without some units from launch to end, used or not.
+        # Whether some units are closed to the GEMM from launch to end, used or not.
         masked = strategy.reserved > 0 and not strategy.prioritized
         self._confined = masked or strategy.trimmed > 0
         self._dtype = plan.operation.dtype
         self._silence = _silence_of(plan, machine, strategy)
-        # By rank: whether a GEMM is ahead of the collective, copies that wait for units, and what
-        # of the GEMM's flow is left when units become free for them.
+        # By rank: whether a GEMM is ahead of the collective, the copies that wait for units, and
+        # how much of the GEMM's flow is left when units become free for them.
         self._ahead = {task.rank for task in tasks if isinstance(task, Matmul)}
         self._starved: dict[int, list[_Job]] = {}
         self._left_over: dict[int, float] = {}
@@ -76,7 +77,7 @@ class BesideEvents(Events):
         cost, fixed = super()._cost(task, lane, now)
         if not isinstance(task, Copy):
             return cost, fixed
-        # Behind a GEMM its silence begins when it has units.
+        # Behind a GEMM, the time in which no byte flows begins when the collective has units.
         return cost, 0.0 if self._waits(lane.rank) else self._silence
 
     def _waits(self, rank: int) -> bool:
@@ -115,7 +116,7 @@ class BesideEvents(Events):
         if isinstance(job.cost, TransferDemand) or rank not in self._left_over:
             super()._flow_ended(flow, now)
             return
-        # The GEMM goes on with the tiles it has, and the collective has the units of the others.
+        # The GEMM continues with the tiles that have started; the collective has the other units.
         size = self._left_over.pop(rank)
         self._sharing.stop(flow)
         job.flow = Flow(job, size, flow.cap, flow.draws, now)
@@ -123,7 +124,7 @@ class BesideEvents(Events):
         self._feed(rank, now)
 
     def _slows_bytes(self, rank: int) -> float:
-        # Behind a GEMM, bytes flow while its last tiles end: half of them are left, as a mean.
+        # Behind a GEMM, bytes flow while its last tiles end. On average half of them are left.
         return (
             self._contention.slows_bytes(0.5) if self._fading(rank) else super()._slows_bytes(rank)
         )
@@ -136,13 +137,13 @@ class BesideEvents(Events):
         self._ahead.discard(rank)
         self._met[rank] = None
         for job in self._starved.pop(rank, []):
-            job.start = now  # until here it only waited
+            job.start = now  # until now it only waited
             self._begin_body(job, now + self._silence)
 
 
 def _silence_of(plan: Plan, machine: Machine, strategy: Strategy) -> float:
-    """Seconds of a collective in which no byte flows: a library that picks its protocol, or a host
-    that commands one engine after the other. What its closed form has beyond the bytes."""
+    """The seconds of a collective in which no byte flows, because a library picks its protocol or a
+    host commands one engine after another: the time of its closed form without the bytes."""
     operation, world = plan.operation, plan.operation.world
     assert isinstance(operation, Concurrent)
     if world == 1 or operation.total_bytes == 0:
@@ -168,7 +169,7 @@ def _silence_of(plan: Plan, machine: Machine, strategy: Strategy) -> float:
 
 
 def _driven(plan: Plan, machine: Machine, strategy: Strategy) -> float:
-    """Bytes per second that the collective brings out of a device, with the units it has."""
+    """The bytes per second that leave a device in the collective, with the units that it has."""
     operation = plan.operation
     assert isinstance(operation, Concurrent)
     reserved = strategy.reserved or None
@@ -176,12 +177,12 @@ def _driven(plan: Plan, machine: Machine, strategy: Strategy) -> float:
 
 
 def _busy_share(machine: Machine, task: Matmul, cost: GemmCost, needed: int) -> float:
-    """The share of a GEMM's time after which `needed` units are free for who was launched next.
+    """The share of a GEMM's time after which `needed` units are free for the next launch.
 
-    Tiles fill the units, then each further one takes the place of one that ends, and ends are
-    spread evenly over the time of a tile. So from when the last tile is handed out, a tile's time
-    before the end of all, places become free one by one. A collective that fills them as they come
-    has moved as much by the time it has all as one that gets all of them halfway.
+    Tiles fill the units. Each further tile takes the place of one that has ended, and the ends are
+    spread evenly over the time of a tile. So the last tile starts one tile's time before the end of
+    the GEMM, and from then on places become free one by one. A collective that fills them as they
+    become free moves as much in that time as one that gets all of them halfway.
     """
     tiling, units = machine.compute.tiling, machine.compute.units
     if tiling is None:
@@ -194,6 +195,6 @@ def _busy_share(machine: Machine, task: Matmul, cost: GemmCost, needed: int) -> 
     last = -(-rest // units) / resident
     if whole:
         last -= SPREAD * max(0.0, last - rest / room)
-    waves = whole + last  # as long as they are taken to last
+    waves = whole + last  # for as long as they are assumed to last
     halfway = 0.5 * min(needed, units) / units
     return min(1.0, max(0.0, tiles / room - 1.0 + halfway) / waves)

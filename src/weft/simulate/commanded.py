@@ -1,7 +1,7 @@
-"""How long a collective of copy engines takes, from the call until the host knows that it is over.
+"""The time of a collective that runs on copy engines, from the call until the host knows its end.
 
-The plan (`plan/command_variants.py`) has the commands and the copies. Around them, the host starts
-the collective, and in the end waits for its engines one after the other.
+The plan (`plan/command_variants.py`) contains the commands and the copies. In addition the host
+starts the collective, and at the end waits for the engines one after another.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from weft.simulate.simulation import run
 
 
 def commanded_seconds(plan: Plan, machine: Machine) -> float:
-    """Seconds of the plan of a `CommandedCollective` on a machine."""
+    """The seconds of the plan of a `CommandedCollective` on a machine."""
     engines = machine.engines
     flying = run(plan, machine).timeline().seconds
     prelaunched: dict[tuple[int, str], bool] = {}

@@ -1,6 +1,7 @@
-"""What the tasks of a plan ask of a node: a fixed part that nobody shares, and a body that flows.
+"""The demands of a plan's tasks on a node: a fixed part that uses no shared resource, and a body
+that flows through shared ones.
 
-Numbers come from `weft.simulate.cost`; here they are brought into the form that sharing needs.
+The costs come from `weft.simulate.cost`. Here they get the form that resource sharing needs.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ from weft.simulate.sharing import Resource
 
 @dataclass(frozen=True, slots=True)
 class TransferDemand:
-    """A copy: `size` bytes at no more than `rate`.
+    """A copy of `size` bytes at a rate of at most `rate`.
 
-    `first` passes before bytes flow if the lane stood still, `next` if the copy was queued right
-    behind another; `completion` passes until a waiter knows that it ended. `units` are the compute
-    units that it holds from its launch on. `ends` are the ranks whose links carry it, both ends of
-    every stream of bytes.
+    Before bytes flow, `first` seconds pass if the lane was idle, and `next` if the copy was queued
+    directly behind another. After `completion` more seconds, a waiting task knows the end. `units`:
+    the compute units that it holds from its launch on. `ends`: the ranks whose links carry it, both
+    ends of every stream of bytes.
     """
 
     size: float
@@ -51,7 +52,7 @@ class TransferDemand:
 class KernelDemand:
     """A task on the compute units: `launch` seconds, then a body with `size` bytes of traffic.
 
-    `reach` is how long its `remote` bytes take over links that nobody else uses.
+    `reach`: the time of its `remote` bytes over idle links.
     """
 
     __slots__ = ("_bodies", "_body", "draws", "launch", "reach", "remote", "size")
@@ -74,7 +75,7 @@ class KernelDemand:
         self._bodies: dict[int, float] = {}
 
     def body(self, units: int) -> float:
-        """Seconds of the body alone on so many units, were all its operands in its own memory."""
+        """The seconds of the body alone on this many units, if all operands are in local memory."""
         found = self._bodies.get(units)
         if found is None:
             found = self._bodies[units] = self._body(units)
@@ -86,7 +87,7 @@ _NOTHING = KernelDemand(0.0, 0.0, (), lambda units: 0.0)
 
 
 class Demands:
-    """The costs of one plan's tasks on one node; equal tasks are costed once."""
+    """The costs of a plan's tasks on a node. Equal tasks are computed once."""
 
     def __init__(self, plan: Plan, node: Node) -> None:
         self.plan = plan
@@ -135,7 +136,7 @@ class Demands:
         remote = source != target
         ahead = task.prelaunched
         cost = copy(machine, size, rows=runs, engine=task.engine, prelaunched=ahead, remote=remote)
-        if task.also or task.swaps:  # one command to several ends gives each of them a share
+        if task.also or task.swaps:  # a command with several targets gives each of them a share
             engines = machine.engines
             share = engines.swap_share if task.swaps else engines.broadcast_share
             cost = replace(cost, rate=cost.rate * share)
@@ -144,7 +145,7 @@ class Demands:
         for start, end in zip(task.reads(), task.writes(), strict=True):
             wanted += node.route(start.rank, end.rank, 1.0) if start.rank != end.rank else []
             wanted += [(("memory", start.rank, 0), traffic), (("memory", end.rank, 0), traffic)]
-        if not ahead:  # one thread of the host commands engine after engine
+        if not ahead:  # one thread of the host commands the engines one after another
             engines = machine.engines
             turn = self._turns.setdefault((task.rank, task.lane), len(self._lanes(task.rank)))
             later = turn * (engines.command + engines.schedule)
@@ -171,11 +172,11 @@ class Demands:
         )
 
     def _lanes(self, rank: int) -> list[str]:
-        """The engine lanes of a rank that the host has commanded so far."""
+        """The engine lanes of a rank that have had a command from the host so far."""
         return [lane for owner, lane in self._turns if owner == rank]
 
     def _move(self, task: Permute | Reduce | Lookup) -> KernelDemand:
-        """A permute, a sum or lookups: all that counts is the bytes read and written, and where."""
+        """A permute, a sum or lookups. Only the bytes that are read and written count."""
         machine = self.machine
         read = sum(map(self.plan.num_bytes, task.sources))
         if isinstance(task, Lookup):
@@ -200,7 +201,8 @@ class Demands:
         dtype = self.plan.buffer[task.a.key].dtype
         whole = gemm(machine, m, n, k, dtype)
         load = self._load(task.rank, dtype)
-        # The cost has C written once in the result's dtype; sums may be wider, and are read again.
+        # The cost assumes that C is written once, in the result's dtype. Sums may be wider, and are
+        # read again.
         bytes_c = self.plan.num_bytes(task.c)
         traffic = whole.bytes + bytes_c * (2 if task.accumulate else 1) - m * n * DTYPES[dtype][1]
         traffic = max(traffic, float(bytes_c))
@@ -210,14 +212,14 @@ class Demands:
             moving = machine.memory.latency + traffic / bandwidth_of(machine, units)
             return max(_under_load(machine, cost.compute_seconds, load), moving)
 
-        # Read in place, once: tiles that need the same rows run together and share them.
+        # Remote operands are read once: tiles that need the same rows run together and share them.
         wanted, here, reach = self._remote(task.rank, (task.a, task.b, task.c), traffic, 2)
         wanted.append((("memory", task.rank, 0), max(here, 0.0) / traffic))
         launch = whole.launch + (machine.links.latency if reach else 0.0)
         return KernelDemand(launch, traffic, self.node.draws(wanted), body, reach, traffic - here)
 
     def _tiles(self, task: Tiles) -> KernelDemand:
-        """Products that are part of one kernel: their share of what the whole would take."""
+        """Products that are part of one kernel: their share of the time of the whole kernel."""
         found = self._whole.get(task.rank)
         if found is None:
             tiles = [t for t in self.plan.tasks if t.rank == task.rank and isinstance(t, Tiles)]
@@ -238,8 +240,8 @@ class Demands:
         )
 
     def _pipelined(self, task: AnyTask) -> bool:
-        """Whether the way to memory is hidden behind other work of the same kernel: its workers do
-        not wait for each other, so only the first of its tasks and the last sum show it."""
+        """Whether other work of the same kernel hides the memory latency. Its workers do not wait
+        for each other, so the latency shows only in its first task and its last sum."""
         if not self.plan.one_launch:
             return False
         lane = self.plan.lanes[(task.rank, task.lane)]
@@ -249,8 +251,8 @@ class Demands:
     def _remote(
         self, rank: int, regions: tuple[Region, ...], traffic: float, num_read: int
     ) -> tuple[Draws, float, float]:
-        """What a kernel draws for regions of peers (the first ones read, the others written), what
-        traffic is left in its own memory, and how long the regions take over idle links."""
+        """The draws of a kernel for regions of peers (the first ones read, the others written), the
+        traffic that is left in local memory, and the time of the regions over idle links."""
         wanted: Draws = []
         here, reach = traffic, 0.0
         for number, region in enumerate(regions):
@@ -265,7 +267,7 @@ class Demands:
         return wanted, here, reach
 
     def _load(self, rank: int, dtype: str) -> float:
-        """Seconds that the rank's matmuls keep its units busy, at the rate of their inner loops."""
+        """The seconds of the rank's matmuls on its units, at the rate of their inner loops."""
         found = self._loads.get((rank, dtype))
         if found is None:
             flops = sum(num_flops(t) for t in self.plan.tasks if t.rank == rank)
@@ -274,7 +276,7 @@ class Demands:
 
 
 def runs_of(plan: Plan, task: Copy) -> int:
-    """How many separate runs of bytes a copy has: one, or one per row where rows are cut."""
+    """The number of separate runs of bytes in a copy: one, or one per row if rows are cut."""
 
     def cut(region: Region) -> bool:
         return region.columns < plan.buffer[region.key].columns
@@ -283,7 +285,7 @@ def runs_of(plan: Plan, task: Copy) -> int:
 
 
 def num_flops(task: object) -> int:
-    """Floating point operations of a task."""
+    """The floating point operations of a task."""
     if isinstance(task, Tiles):
         return task.num_flops
     if not isinstance(task, Matmul):
@@ -292,7 +294,7 @@ def num_flops(task: object) -> int:
 
 
 def _as_one(tiles: list[Tiles]) -> Matmul:
-    """The one product that the tiles of a kernel are: all their rows, or all their columns."""
+    """The one product that the tiles of a kernel form: all their rows, or all their columns."""
     parts = [part for task in tiles for part in task.parts]
     first = parts[0]
     by_rows = all(part.b == first.b for part in parts)
@@ -313,14 +315,14 @@ def _as_one(tiles: list[Tiles]) -> Matmul:
 def _under_load(machine: Machine, seconds: float, load: float) -> float:
     """The compute time of a GEMM that is a piece of `load` seconds of work.
 
-    The cost of a GEMM lets the clock fall with the GEMM's own length. Pieces run back to back, so
-    each meets the clock to which all of them together have brought it.
+    In the cost of a GEMM, the clock falls with the length of that GEMM. Pieces run back to back, so
+    each of them runs at the clock that follows from all of them together.
     """
     compute = machine.compute
     if compute.tiling is None or seconds == 0.0:
         return seconds
     share, after = compute.sustained_share, compute.sustained_after
-    # seconds = x (1 + x / after) / (1 + share x / after), solved for x, the time at full clock.
+    # seconds = x (1 + x / after) / (1 + share x / after), solved for x, the time at full clock
     scaled = seconds / after
     half = (1.0 - share * scaled) / 2.0
     unloaded = after * (sqrt(half * half + scaled) - half)

@@ -1,20 +1,21 @@
 """Runs a plan on a node of devices: a fluid event simulation of all ranks over shared resources.
 
-Tasks start as `queues` says: a fixed part (a command, a launch, a decision), then a body that
-flows: links, engines and memory of both ends for copies; compute units, memory and, for operands
-read in place, links for kernels. Whenever a body starts or ends, what is active shares anew.
+`queues` decides when a task starts. It has a fixed part (a command, a launch, a decision) and then
+a body that flows. Copies use the links, engines and memory of both ends. Kernels use compute units,
+memory and, if they read operands in place, links. Whenever a body starts or ends, the resources are
+distributed again.
 
-- Engine commands are queued ahead. One that finds its lane still busy follows with a packet's gap;
-  one that finds it idle has to be released first.
-- The host launches kernel after kernel, so one may have to wait for its launch; in a captured graph
-  (`Machine.captured`) none does.
+- Engine commands are queued in advance. A command whose lane is still busy follows after the gap of
+  a packet; a command whose lane is idle must be released first.
+- The host launches one kernel after another, so a kernel may have to wait for its launch. In a
+  captured graph (`Machine.captured`) it never does.
 - A copy driven by cores takes compute units from the kernel beside it, from its launch to its end.
-- Memory serves requests in the order of arrival, so where more is asked for than there is, all are
-  slowed alike.
-- Kernels and bytes beside them slow each other as `contention` says.
-- A waiter on another lane learns of an end only after its signal, so there are gaps between spans.
-- Where a rank's compute lane is one kernel, only its first task is launched: the others follow as
-  its workers come to them.
+- Memory serves requests in the order of arrival. If the demand exceeds its bandwidth, all requests
+  are slowed by the same factor.
+- Kernels and transfers beside them slow each other as in `contention`.
+- A task on another lane knows an end only after its signal, so there are gaps between spans.
+- If a rank's compute lane is one kernel, only its first task is launched. The others follow when
+  its workers reach them.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _Cost = KernelDemand | TransferDemand
 
 
 class Events(Queues[_Cost]):
-    """One simulation: `tasks` are those of all ranks, or of rank 0 where it stands for all."""
+    """One simulation. `tasks`: those of all ranks, or of rank 0 if it represents all ranks."""
 
     def __init__(
         self,
@@ -53,14 +54,15 @@ class Events(Queues[_Cost]):
         self._held = [0] * world
         self._most_held = _most_units(plan, machine)
         self._launches = [0] * world
-        # By rank: copies that it has commanded and whose bytes flow over links, bytes per second
-        # that leave it (as many enter it), and what of its core-driven bandwidth has units.
+        # By rank: the copies that it has commanded and whose bytes flow over links, the bytes per
+        # second that leave it (the same number enters it), and the share of its core-driven
+        # bandwidth that has units.
         self._contention = contention(machine, plan.schedule.engine, world)
         self._copies: list[dict[Job[_Cost], None]] = [{} for _ in range(world)]
         self._flowing = [0.0] * world
         self._driving = [1.0] * world
-        # Ranks where, at this moment, a kernel has started or ended, and what runs beside one has
-        # changed: many copies start and end at once.
+        # The ranks where a kernel has started or ended at this moment, and those where the load
+        # beside a kernel has changed. Many copies start and end at once.
         self._met: dict[int, None] = {}
         self._crowd: dict[int, None] = {}
 
@@ -71,7 +73,7 @@ class Events(Queues[_Cost]):
         kernel = self._demands.kernel(task)
         if self._one_launch and lane.ended >= 0.0:
             return kernel, 0.0
-        # The device sees its first kernel at time 0, and each further one a host's call later.
+        # The device gets its first kernel at time 0, and each further one a host call later.
         launch = self._machine.launch
         called = self._launches[lane.rank] * launch.host
         self._launches[lane.rank] += 1
@@ -111,7 +113,7 @@ class Events(Queues[_Cost]):
         if job.flow is not None:
             job.flow.version += 1
             self._sharing.stop(job.flow)
-            job.flow = None  # a cycle otherwise, of which there would be one per task
+            job.flow = None  # otherwise every task would leave a reference cycle
         if isinstance(cost, TransferDemand):
             body = reach = cost.size / cost.rate
             delay = cost.completion
@@ -127,13 +129,13 @@ class Events(Queues[_Cost]):
                 self._met[lane.rank] = None
         self._finish(job, now, body, max(body, reach), delay)
 
-    # -- what meets --------------------------------------------------------------------------------
+    # -- contention --------------------------------------------------------------------------------
 
     def _flow_by(self, cost: TransferDemand, rate: float) -> None:
-        """Bytes flow over the links of the ends of a copy, or no longer do."""
+        """Called when bytes begin or cease to flow over the links of the ends of a copy."""
         if not self._contention.share:
             return
-        for rank in cost.ends:  # a stream leaves one of them and enters the other: half for each
+        for rank in cost.ends:  # a stream leaves one end and enters the other: half for each
             self._flowing[rank] += rate / 2.0
             self._crowd[rank] = None
 
@@ -150,7 +152,8 @@ class Events(Queues[_Cost]):
             self._crowd = {}
 
     def _meet(self, rank: int) -> None:
-        """A kernel has started or ended on a rank: bytes that pass its links feel it."""
+        """Called when a kernel has started or ended on a rank, which changes the speed of bytes
+        over its links."""
         slower = self._slows_bytes(rank)
         for job in self._copies[rank]:
             if job.flow is not None and isinstance(job.cost, TransferDemand):
@@ -160,13 +163,14 @@ class Events(Queues[_Cost]):
         self._drive(rank)
 
     def _drive(self, rank: int) -> None:
-        """What core-driven copies bring out of a device has changed."""
+        """Called when the bandwidth of core-driven copies out of a device has changed."""
         bandwidth = self._driving[rank] * self._node.driven_bandwidth / self._slows_bytes(rank)
         self._sharing.set_capacity(self._node.driven(rank), bandwidth)
 
     def _recap(self, rank: int) -> None:
-        """What runs beside the kernel of a rank has changed; so has what its memory gives, which is
-        less to a kernel and bytes of peers at once than to either."""
+        """Called when the load beside the kernel of a rank has changed. This also changes its
+        memory bandwidth, which is lower for a kernel and bytes of peers together than for either
+        alone."""
         job, slower = self._kernel_of.get(rank), 1.0
         if job is not None and job.flow is not None and isinstance(job.cost, KernelDemand):
             cap = self._cap(job.cost, rank)
@@ -179,32 +183,32 @@ class Events(Queues[_Cost]):
             self._sharing.set_capacity(memory, bandwidth)
 
     def _hold(self, rank: int, units: int) -> None:
-        """Compute units are taken for a core-driven copy, or given back."""
+        """Takes compute units for a core-driven copy, or gives them back."""
         before = self._units(rank)
         self._held[rank] += units
         if self._units(rank) != before:
             self._crowd[rank] = None
 
     def _slows_bytes(self, rank: int) -> float:
-        """How many times as long bytes over the links of a rank take."""
+        """The factor on the time of bytes over the links of a rank."""
         return self._contention.slows_bytes() if rank in self._kernel_of else 1.0
 
     def _units(self, rank: int) -> int:
-        """Compute units that are left to the rank's kernel."""
+        """The compute units that are left for the rank's kernel."""
         return max(1, self._machine.compute.units - min(self._held[rank], self._most_held))
 
     def _cap(self, kernel: KernelDemand, rank: int) -> float:
         units, meeting = self._units(rank), self._contention
         flowing = self._flowing[rank]
-        if kernel.remote:  # bytes of its own; mirrored by what peers take from this rank
+        if kernel.remote:  # its own bytes; peers take as many from this rank
             flowing += kernel.remote / max(kernel.body(units), kernel.reach)
         seconds = kernel.body(units) * meeting.slows_kernel(flowing)
         return kernel.size / max(seconds, kernel.reach * meeting.slows_bytes())
 
 
 def _most_units(plan: Plan, machine: Machine) -> int:
-    """Compute units with which core-driven copies of a rank saturate its links: fewer where
-    everyone reads the same (a gather) than where everyone reads something else."""
+    """The compute units with which core-driven copies of a rank saturate its links. If all ranks
+    read the same data (a gather), fewer suffice than if each reads other data."""
     readers: dict[Region, int] = {}
     for task in plan.tasks:
         if (

@@ -1,7 +1,7 @@
-"""Runs a plan on a host, whose ranks are processes: threads share cores, links pass the time.
+"""Runs a plan on a host whose ranks are processes: threads share cores, and paced links take time.
 
-The body of a task is up to two flows at once, in seconds: what it needs of a core, and what of a
-link. It is over when both are.
+The body of a task is up to two flows at once, in seconds: its time on a core, and its time on a
+link. The task ends when both have ended.
 
     task                    core                          link           while only the link is busy
     matmul, permute         all of it                     -              -
@@ -9,9 +9,9 @@ link. It is over when both are.
     copy by `dma`           moving the bytes, waking up   its bytes      sleeps
     copy by `cores`         moving the bytes              its bytes      holds the core
 
-Threads that want one core share it fairly, as the kernel's scheduler has it, so a GEMM beside one
-core-driven copy takes twice as long, and ranks beyond the number of cores slow each other. At
-memory speed there is no link: a copy is core time alone.
+Threads on one core share it equally, as the scheduler of the operating system does. So a GEMM
+beside one core-driven copy takes twice as long, and more ranks than cores slow each other. At
+memory speed there is no link, and a copy takes only core time.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ Draws = tuple[tuple[Resource, float], ...]
 
 @dataclass(frozen=True, slots=True)
 class HostWork:
-    """What a task asks of its core and of links, in seconds; `first` and `next` are its fixed part
-    on an idle and on a busy lane, `completion` passes until a waiter knows that it ended."""
+    """The seconds of a task on its core and on links. `first` and `next`: its fixed part on an idle
+    and on a busy lane. `completion`: the time until a waiting task knows its end."""
 
     core: float
     link: float
@@ -45,7 +45,7 @@ class HostWork:
 
 
 class _Flight:
-    """The flows of a job in flight; `held` is the core that it keeps busy for nothing."""
+    """The flows of a running job. `held`: the core on which it spins while it waits."""
 
     __slots__ = ("core", "held", "link")
 
@@ -72,7 +72,7 @@ class HostEvents(Queues[HostWork]):
         self._turns: dict[Lane, float] = {}
         self._spinning = dict.fromkeys(self._cores, 0)
 
-    # -- what tasks cost ---------------------------------------------------------------------------
+    # -- costs -------------------------------------------------------------------------------------
 
     def _cost(self, task: AnyTask, lane: Lane, now: float) -> tuple[HostWork, float]:
         key = _key(task)
@@ -83,7 +83,7 @@ class HostEvents(Queues[HostWork]):
         if _spins(task, work):
             core = self._cores[lane.rank]
             if lane.ended < 0.0:
-                # It starts when those that started before it have had their slices.
+                # It starts when the threads that started before it have had their time slices.
                 fixed += self._spinning[core] // core.capacity * self._host.slice
             self._spinning[core] += 1
         return work, fixed + self._behind.pop(lane, 0.0)
@@ -114,7 +114,7 @@ class HostEvents(Queues[HostWork]):
         return self._in_place(task, core)
 
     def _in_place(self, task: AnyTask, core: float) -> HostWork:
-        """A task of the compute lane, which a region of a peer holds up until it is through."""
+        """A task of the compute lane that waits until its regions of peers are transferred."""
         links = self._machine.links
         read = [(r, r.rank, task.rank) for r in task.reads() if r.rank != task.rank]
         written = [(r, task.rank, r.rank) for r in task.writes() if r.rank != task.rank]
@@ -151,14 +151,14 @@ class HostEvents(Queues[HostWork]):
 
     @property
     def _linked(self) -> bool:
-        """Whether links are slower than a thread that copies: else they never are what limits."""
+        """Whether links are slower than a copying thread; otherwise they are never the limit."""
         return self._machine.links.to_one_peer() < self._machine.engines.bandwidth
 
     def _route(self, source: int, target: int) -> Draws:
         links = self._machine.links
         return self._node.draws(self._node.route(source, target, links.to_one_peer()))
 
-    # -- what becomes of them ----------------------------------------------------------------------
+    # -- events ------------------------------------------------------------------------------------
 
     def _body(self, job: Job[HostWork], now: float) -> None:
         job.body = now
@@ -208,12 +208,12 @@ class HostEvents(Queues[HostWork]):
         return ((self._cores[job.lane.rank], 1.0),)
 
     def _late(self, job: Job[HostWork], now: float) -> float:
-        """Seconds until a waiter goes on after the link of a spinning thread is through.
+        """The seconds until a waiting task continues after the link of a spinning thread is done.
 
-        Threads that want one core have it in turns, a slice each, and only who has it sees that its
-        link is through. A copy that follows counts from the link's end, unless that is longer ago
-        than `grace`; it, and whatever compute does next, starts when the thread knows. A waiter
-        that slept must then get the core from threads that spin on.
+        Threads on one core take turns of one time slice, and a thread notices the end of its link
+        only in its turn. The next copy counts from the end of the link, unless that was more than
+        `grace` ago. The copy, and the next task of compute, start when the thread has noticed. A
+        waiting thread that slept must then get the core from threads that still spin.
         """
         core, host, lane = self._cores[job.lane.rank], self._host, job.lane
         copies = isinstance(job.task, Copy)
@@ -229,7 +229,7 @@ class HostEvents(Queues[HostWork]):
         return late
 
     def _asleep(self, job: Job[HostWork]) -> bool:
-        """Whether a task on another lane of the rank has nothing left to do but wait for this."""
+        """Whether a task on another lane of the rank waits only for this one."""
         lanes = {
             self._lane_of[follower.id] for task in job.run for follower in self._followers[task.id]
         }
@@ -237,12 +237,12 @@ class HostEvents(Queues[HostWork]):
 
 
 def _spins(task: AnyTask, work: HostWork) -> bool:
-    """Whether an engine spins until its link is through."""
+    """Whether an engine spins until its link is done."""
     return work.holds_core and work.link > 0.0 and isinstance(task, Copy)
 
 
 def _cores(cores: int, world: int) -> list[Resource]:
-    """For every rank the cores it keeps to: its own share, or one that it shares with others."""
+    """The cores of every rank: its own ones, or one that it shares with other ranks."""
     if cores < world:
         shared = [Resource(("core", core, 0), 1.0) for core in range(cores)]
         return [shared[rank % cores] for rank in range(world)]
@@ -251,7 +251,7 @@ def _cores(cores: int, world: int) -> list[Resource]:
 
 
 def _key(task: AnyTask) -> tuple[object, ...]:
-    """What makes two tasks of a plan cost the same."""
+    """A key that is equal for tasks of a plan with equal costs."""
     if isinstance(task, Copy):
         here, there = task.source, task.target
         return (task.rank, here.key, there.key, here.rows, here.columns, task.engine)

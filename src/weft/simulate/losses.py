@@ -1,25 +1,25 @@
-"""Where the time went that overlap did not save: overlapped minus ideal, taken apart.
+"""Divides the loss of an overlapped run (its time minus the ideal time) into causes.
 
-Ideal is the longer of compute and communication, each alone. The rank that ends last is looked at,
-and its compute lane, where time is spent in the fixed parts of pieces, in their bodies, or waiting:
+The ideal is the longer of compute and communication, each alone. The compute lane of the rank that
+ends last spends its time in the fixed parts of pieces, in their bodies, or waiting:
 
     overlapped = fixed parts + bodies + waiting
 
-Let `compute` be the whole GEMM alone, in a fixed part and a body of its own. Then
+Let `compute` be the time of the whole GEMM alone, which has a fixed part and a body. Then
 
-    decomposition          bodies of the pieces, each alone with its operands at hand, minus the
-                           body of the whole: what cutting costs, gather and scatter included
-    contention             bodies as they ran, minus the same bodies alone (remote operands read
-                           over idle links): what running beside communication costs
-    launch                 fixed parts of the pieces minus that of the whole: kernel starts, gaps
-                           between kernels, adaptive decisions
-    exposed_communication  waiting (signals included), and what reading remote operands over idle
-                           links adds to a body, minus the waiting that ideal has too:
-                           max(0, communication - compute); no less than 0
-    hidden                 where that difference is negative, it is here instead: part of the
-                           other losses fell into time in which even ideal waits
+    decomposition          the bodies of the pieces, each alone with local operands, minus the body
+                           of the whole: the cost of cutting, with gather and scatter
+    contention             the bodies as they ran, minus the same bodies alone (remote operands
+                           read over idle links): the cost of communication beside them
+    launch                 the fixed parts of the pieces minus that of the whole: kernel starts,
+                           gaps between kernels, adaptive decisions
+    exposed_communication  waiting (with signals), plus the time that reading remote operands over
+                           idle links adds to a body, minus the waiting that the ideal has too:
+                           max(0, communication - compute); at least 0
+    hidden                 the same difference if it is negative: part of the other losses fell
+                           into time in which the ideal waits, too
 
-and the five add up to overlapped - ideal exactly.
+and the five add up exactly to overlapped - ideal.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from weft.simulate.result import Simulation
 
 @dataclass(frozen=True)
 class Losses:
-    """Seconds lost against ideal, by cause; see the module's first lines for each."""
+    """The seconds lost against the ideal, by cause. The docstring of the module explains each."""
 
     exposed_communication: float
     decomposition: float

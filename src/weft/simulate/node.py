@@ -1,14 +1,14 @@
-"""The shared resources of a node: which of them a transfer between two ranks draws on.
+"""The shared resources of a node, and those that a transfer between two ranks uses.
 
-    memory   of every device, shared by its kernels and by copies that read or write it
-    out, in  everything that leaves or enters a device
+    memory   of every device, shared by its kernels and by the copies that read or write it
+    out, in  all bytes that leave or enter a device
     link     mesh: one per ordered pair; ring: one per hop and direction; a switch has none
-    engine   of every device; lanes share one where there are fewer engines than lanes
-    driven   what core-driven transfers together bring out of a device
+    engine   of every device; lanes share one if there are fewer engines than lanes
+    driven   all core-driven transfers out of a device
 
-Where all ranks do the same, shifted around the node, each of them sees what rank 0 sees. Then one
-rank stands for all (`folded`): resources that a shift maps onto each other become one, and rank 0
-draws on it for itself and for its mirror images.
+If all ranks do the same, shifted around the node, then one rank represents all (`folded`).
+Resources that a shift maps onto each other become one, and rank 0 draws on it for itself and for
+the ranks that it represents.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from weft.simulate.cost import bandwidth_of
 from weft.simulate.sharing import Resource
 
 Name = tuple[str, int, int]
-"""Kind, rank, and for links the other rank, for engines which one."""
+"""The kind, the rank, and for links the other rank, for engines the number of the engine."""
 
 Draws = list[tuple[Name, float]]
 
 
 class Node:
-    """Resources of `world` devices of a machine, made when first drawn on."""
+    """The resources of `world` devices of a machine, each made when it is first used."""
 
     def __init__(self, machine: Machine, world: int, folded: bool) -> None:
         self.machine = machine
@@ -55,7 +55,7 @@ class Node:
         return self._resource(("driven", rank, 0))
 
     def ports(self, rank: int) -> list[tuple[Resource, float]]:
-        """What all bytes that leave or enter a device pass, with its capacity."""
+        """The port that all bytes leaving or entering a device pass, with its capacity."""
         found = self._ports.get(rank)
         if found is None:
             names: tuple[Name, ...] = (("out", rank, 0), ("in", rank, 0))
@@ -65,11 +65,11 @@ class Node:
 
     @property
     def driven_bandwidth(self) -> float:
-        """What core-driven transfers bring out of a device if they have the units they need."""
+        """The bandwidth of core-driven transfers out of a device that have the units they need."""
         return self._capacity["driven"]
 
     def memory_bandwidth(self, units: int) -> float:
-        """What kernels and copies together draw from a memory while kernels have so many units."""
+        """The bandwidth of a memory for kernels and copies together, with this many units."""
         known = self._bandwidths.get(units)
         if known is None:
             known = max(self.machine.memory.bandwidth, bandwidth_of(self.machine, units))
@@ -77,7 +77,7 @@ class Node:
         return known
 
     def draws(self, wanted: Draws) -> tuple[tuple[Resource, float], ...]:
-        """The resources of (name, draw) pairs; draws on the same resource are summed."""
+        """The resources of (name, draw) pairs. Draws on the same resource are added."""
         total: dict[Resource, float] = {}
         for name, draw in wanted:
             resource = self._resource(name)
@@ -85,7 +85,7 @@ class Node:
         return tuple((resource, draw) for resource, draw in total.items() if draw > 0.0)
 
     def route(self, source: int, target: int, draw: float) -> Draws:
-        """What bytes from one rank to another draw on, besides memory."""
+        """The resources of a transfer from one rank to another, besides memory."""
         ports: Draws = [(("out", source, 0), draw), (("in", target, 0), draw)]
         topology = self.machine.links.topology
         if topology == "mesh":
@@ -95,12 +95,12 @@ class Node:
         return ports
 
     def engine(self, rank: int, peer: int, seconds_per_byte: float) -> Draws:
-        """The engine behind the lane to a peer, which works on one byte at a time."""
+        """The engine of the lane to a peer. It transfers one byte at a time."""
         index = (peer - rank) % self.world % self.machine.engines.count
         return [(("engine", rank, index), seconds_per_byte)]
 
     def _hops(self, source: int, target: int) -> list[tuple[int, int]]:
-        """Neighbouring pairs on the shorter way round; upwards where both are as long."""
+        """The pairs of neighbours on the shorter way around; upwards if both are equally long."""
         up = (target - source) % self.world
         step, count = (1, up) if 2 * up <= self.world else (-1, self.world - up)
         stops = [(source + step * hop) % self.world for hop in range(count + 1)]

@@ -1,10 +1,10 @@
-"""The queues of a simulation: which task starts when, whatever the machine makes of it.
+"""The queues of a simulation: which task starts when, on any machine.
 
-Lanes are queues. A task starts when what it waits for has ended and its lane is free. First comes
-a fixed part that uses nothing others could use, then a body of flows that share what is active.
-Of loose tasks, the compute lane takes what `plan.adaptive` says and pays for the decision. What
-tasks cost, and what their bodies are, is said by the classes made from `Queues`: `events.Events`
-for nodes of devices, `host.HostEvents` for the cores of a host.
+Lanes are queues. A task starts when its dependencies have ended and its lane is free. It has a
+fixed part that uses no shared resource, and then a body of flows, which share resources. Among
+loose tasks, `plan.adaptive` chooses the next one of the compute lane, and the decision takes time.
+Subclasses of `Queues` define the costs and the bodies of tasks: `events.Events` for nodes of
+devices, `host.HostEvents` for the cores of a host.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from weft.simulate.result import Piece
 from weft.simulate.sharing import Flow, Sharing
 
 _SAME_TIME = 1e-12
-"""Ends this close (seconds, and as a share) are one event: they differ by rounding only."""
+"""Ends as close as this (in seconds, and as a share) are one event; they differ only by
+rounding."""
 
 _RELEASE, _BODY, _END = range(3)
 
@@ -29,7 +30,7 @@ Cost = TypeVar("Cost")
 
 
 class Loose:
-    """Neighbouring tasks of a lane that may run in any order, merged."""
+    """Adjacent tasks of a lane that may run in any order, and may be merged."""
 
     __slots__ = ("left", "ready")
 
@@ -38,7 +39,7 @@ class Loose:
         self.ready: list[adaptive.Loose] = []
 
     def take(self) -> list[adaptive.Loose]:
-        """The run that comes next; it is no longer ready, nor left."""
+        """Takes the next run out of the ready tasks and of those that are left."""
         run = adaptive.next_run(self.ready)
         taken = {task.id for task in run}
         self.ready = [task for task in self.ready if task.id not in taken]
@@ -47,7 +48,7 @@ class Loose:
 
 
 class Lane:
-    """A queue in its present state. `steps` are fixed tasks and groups of loose ones, in order."""
+    """The state of a queue. `steps`: its fixed tasks and groups of loose ones, in order."""
 
     __slots__ = ("at", "busy", "ended", "rank", "steps")
 
@@ -79,8 +80,8 @@ class Job(Generic[Cost]):
 class Queues(ABC, Generic[Cost]):
     """The tasks of a simulation in their lanes.
 
-    `after` has, for each task, the ids it waits for among these; it stands in for `task.after`,
-    which may name tasks of other ranks.
+    `after`: for each task, the ids of these tasks that it waits for. It replaces `task.after`,
+    which may contain tasks of other ranks.
     """
 
     def __init__(
@@ -105,21 +106,21 @@ class Queues(ABC, Generic[Cost]):
 
     @abstractmethod
     def _cost(self, task: AnyTask, lane: Lane, now: float) -> tuple[Cost, float]:
-        """What a task costs that starts now, and the seconds of its fixed part."""
+        """The cost of a task that starts now, and the seconds of its fixed part."""
 
     @abstractmethod
     def _body(self, job: Job[Cost], now: float) -> None:
-        """The fixed part of a job is over: its body joins what is active."""
+        """Called when the fixed part of a job has ended. Its body becomes active."""
 
     @abstractmethod
     def _flow_ended(self, flow: Flow, now: float) -> None:
-        """A flow of a job's body has reached its end."""
+        """Called when a flow of a job's body has ended."""
 
     def _share_out(self) -> None:
-        """All that happens at one moment has happened; rates are worked out next."""
+        """Called after all events of one moment, before rates are computed."""
 
     def run(self, now: float = 0.0) -> list[Piece]:
-        """Everything that ran, in the order in which it ended, if all could start at `now`."""
+        """Runs everything from `now` on; returns what ran, in the order of ends."""
         heap = self._heap
         while True:
             for lane in self._touched:
@@ -175,7 +176,7 @@ class Queues(ABC, Generic[Cost]):
         heappush(self._heap, (time, self._num_events, kind, what))
 
     def _dispatch(self, lane: Lane, now: float) -> None:
-        """Starts what comes next on a lane, if the lane is free and it may start."""
+        """Starts the next task of a lane, if the lane is free and the task may start."""
         if lane.busy or lane.at == len(lane.steps):
             return
         step = lane.steps[lane.at]
@@ -198,14 +199,14 @@ class Queues(ABC, Generic[Cost]):
         self._begin_body(job, now + decision + fixed)
 
     def _begin_body(self, job: Job[Cost], when: float) -> None:
-        """The fixed part of a job ends then."""
+        """Sets when the fixed part of a job ends."""
         self._push(when, _BODY, job)
 
     def _launched(self, job: Job[Cost]) -> None:
-        """A job has started; its fixed part comes first."""
+        """Starts a job with its fixed part."""
 
     def _finish(self, job: Job[Cost], now: float, local: float, alone: float, delay: float) -> None:
-        """A job is over; waiters on other lanes learn of it after `delay`."""
+        """Ends a job. Tasks on other lanes know it after `delay` seconds."""
         lane = job.lane
         self._pieces.append(Piece(tuple(job.run), job.task, job.start, job.body, now, local, alone))
         self._left -= len(job.run)
@@ -223,7 +224,7 @@ class Queues(ABC, Generic[Cost]):
             self._push(now + delay, _RELEASE, there)
 
     def _release(self, followers: Sequence[AnyTask]) -> None:
-        """Something that these tasks waited for has ended, and they know it."""
+        """Called when these tasks know that something they waited for has ended."""
         for task in followers:
             self._waiting[task.id] -= 1
             if self._waiting[task.id] == 0:

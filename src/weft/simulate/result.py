@@ -1,4 +1,4 @@
-"""What a simulation found: when every piece ran, from which a Timeline is made on request."""
+"""The result of a simulation: when every piece ran. A Timeline is made from it on request."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from weft.timeline import COMPUTE, Span, Timeline
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A task, or several merged into one, from `start` to `end`; its body began at `body`.
+    """A task, or several merged into one, from `start` to `end`. Its body began at `body`.
 
-    `local` is how long the body takes with the machine to itself and its operands at hand, `alone`
-    the same with remote operands read over idle links.
+    `local`: the time of the body alone on the machine, with local operands. `alone`: the same, with
+    remote operands read over idle links.
     """
 
     run: tuple[AnyTask, ...]
@@ -35,13 +35,13 @@ class Piece:
 
     @property
     def launch(self) -> float:
-        """The fixed part: command, launch, gap to the kernel before, adaptive decision."""
+        """The fixed part: command, launch, gap after the last kernel, adaptive decision."""
         return self.body - self.start
 
 
 @dataclass(frozen=True)
 class Simulation:
-    """The pieces of all ranks, or of rank 0 alone where it stands for all of them."""
+    """The pieces of all ranks, or only of rank 0 if it represents all of them."""
 
     plan: Plan
     machine: Machine
@@ -50,22 +50,22 @@ class Simulation:
 
     @cached_property
     def seconds(self) -> float:
-        """From the call to the end of the last task of any rank."""
+        """The time from the call to the end of the last task of any rank."""
         return max((piece.end for piece in self.pieces), default=0.0)
 
     @property
     def last_rank(self) -> int:
-        """The rank that decides how long it takes."""
+        """The rank that ends last."""
         last = max(self.pieces, key=lambda piece: (piece.end, -piece.task.rank), default=None)
         return 0 if last is None else last.task.rank
 
     def compute_pieces(self, rank: int) -> list[Piece]:
-        """What ran on the compute lane of a rank that was simulated, in order."""
+        """The pieces on the compute lane of a simulated rank, in order."""
         return [p for p in self.pieces if p.task.rank == rank and p.task.lane == COMPUTE]
 
     def timeline(self) -> Timeline:
-        """The spans of all ranks. A span has the fixed part and the body of its task in it; the
-        time until a waiter on another lane learns of an end is a gap between spans."""
+        """The spans of all ranks. A span covers the fixed part and the body of its task. The time
+        until a task on another lane knows an end is a gap between spans."""
         spans = sorted(self._spans(), key=lambda span: (span.rank, span.lane, span.start))
         title = f"{self.plan.schedule} on {self.machine.title}, simulated"
         return Timeline(tuple(spans), title)

@@ -1,14 +1,14 @@
-"""Fluid sharing: how fast everything that is active goes on, given what it draws from resources.
+"""Fluid sharing: the rates of all active flows, from what they draw from resources.
 
-A flow is a stream of bytes with a rate of its own that it never exceeds (its cap), and a draw from
-each resource it uses, per byte of its stream. Rates are max-min fair: all rise together until a
-flow reaches its cap or a resource is used up, those stop, and the others rise on. Then come
-resources that serve requests in the order of arrival (`queued`): where flows ask one for more than
-there is, all of them are slowed alike, the small ones too.
+A flow is a stream of bytes with a maximum rate (its cap), and a draw from each resource that it
+uses, per byte of its stream. Rates are max-min fair. All rates rise together until a flow reaches
+its cap or a resource is full. These flows stop rising, and the others continue. Some resources
+serve requests in the order of arrival (`queued`). If the demand on one exceeds its capacity, all of
+its flows, small ones too, are then slowed by the same factor.
 
-Only resources whose flows could together ask for more than there is (tight ones) can slow anyone,
-so a change reaches only the flows it is joined to through tight resources. That keeps the cost of
-an event independent of how much else goes on.
+Only a resource whose flows could together exceed its capacity (a tight one) can slow a flow. So a
+change affects only the flows that are connected through tight resources, and the cost of an event
+does not depend on how many other flows there are.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ROUNDING = 1e-9
 
 
 class Resource:
-    """Something that flows share: a link, a port, an engine, the memory of a device."""
+    """A resource that flows share: a link, a port, an engine, the memory of a device."""
 
     __slots__ = ("asked", "capacity", "flows", "name", "queued", "tight")
 
@@ -37,7 +37,7 @@ class Resource:
 
 
 class Flow:
-    """`size` bytes to go at no more than `cap` bytes per second, drawing on resources."""
+    """`size` bytes at no more than `cap` bytes per second, with draws on resources."""
 
     __slots__ = ("cap", "draws", "left", "owner", "rate", "since", "version")
 
@@ -59,7 +59,7 @@ class Flow:
 
 
 class Sharing:
-    """The active flows. Tell it what changes, then `settle` to have the new rates."""
+    """The active flows. After changes, `settle` computes the new rates."""
 
     def __init__(self) -> None:
         self._changed: dict[Flow, None] = {}
@@ -76,7 +76,7 @@ class Sharing:
         for resource, draw in flow.draws:
             self._touch(resource)
             del resource.flows[flow]
-            # Sums of floats drift; an empty resource is a good moment to forget that.
+            # Rounding errors add up; an empty resource resets them.
             resource.asked = resource.asked - flow.cap * draw if resource.flows else 0.0
         self._changed.pop(flow, None)
 
@@ -92,7 +92,7 @@ class Sharing:
         resource.capacity = capacity
 
     def settle(self, now: float) -> list[Flow]:
-        """Brings all rates up to date; returns the flows that now go at another rate."""
+        """Computes all rates; returns the flows whose rate has changed."""
         affected = self._changed
         joined: dict[Resource, None] = {}
         queue: list[Resource] = []
@@ -139,7 +139,7 @@ def _join(
 
 
 def _fill(flows: Iterable[Flow], tight: list[Resource]) -> dict[Flow, float]:
-    """Max-min fair rates: raise all together; stop who is at its cap or on a full resource."""
+    """Max-min fair rates: raise all together; stop those at their cap or on a full resource."""
     pending = dict.fromkeys(flows)
     left = {resource: resource.capacity for resource in tight}
     weight = {resource: sum(resource.flows.values()) for resource in tight}
@@ -148,7 +148,7 @@ def _fill(flows: Iterable[Flow], tight: list[Resource]) -> dict[Flow, float]:
     level = 0.0
     while pending:
         levels = {r: left[r] / weight[r] for r in tight if count[r]}
-        # Levels never fall; holding on to that keeps rounding from ever stopping a flow at zero.
+        # Levels never fall. Enforcing this prevents rounding from stopping a flow at zero.
         level = max(level, min(levels.values(), default=float("inf")))
         stopping = {flow: flow.cap for flow in pending if flow.cap <= level}
         if not stopping:
@@ -166,8 +166,8 @@ def _fill(flows: Iterable[Flow], tight: list[Resource]) -> dict[Flow, float]:
 
 
 def _slow_alike(rates: dict[Flow, float], queued: list[Resource]) -> None:
-    """Lowers rates until nothing more is asked of queued resources than there is: every flow on one
-    goes on at the same share of its rate. From the fullest resource on."""
+    """Lowers rates until no queued resource exceeds its capacity. Every flow on one keeps the same
+    share of its rate. Begins with the fullest resource."""
     pending = dict.fromkeys(rates)
     left = {resource: resource.capacity for resource in queued}
     asked = {r: sum(rates[flow] * draw for flow, draw in r.flows.items()) for r in queued}

@@ -1,4 +1,4 @@
-"""The way in: simulates a plan on a machine, rank 0 alone where all ranks mirror it."""
+"""Simulates a plan on a machine: all ranks, or only rank 0 if all ranks mirror it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from weft.timeline import Timeline
 
 
 def simulate(plan: Plan, machine: Machine) -> Timeline:
-    """The timeline that the plan would have on the machine; all ranks are called at time 0."""
+    """The timeline of the plan on the machine. All ranks make the call at time 0."""
     return run(plan, machine).timeline()
 
 
 def run(plan: Plan, machine: Machine, *, fold: bool = True) -> Simulation:
-    """Simulates the plan; `fold=False` simulates every rank even where one can stand for all (on a
-    host none can: ranks may share a core; nor where kernels wait for each other's signals, which
-    would reach the one that stands for all at once)."""
+    """Simulates the plan. `fold=False` simulates every rank even if one can represent all. On a
+    host none can, because ranks may share a core. Nor can one if kernels wait for each other's
+    signals, because its own signals would reach it at once."""
     check_fits(plan, machine)
     if machine.host is not None:
         pieces = HostEvents(plan, machine, machine.host).run(machine.launch.host)
@@ -41,7 +41,7 @@ def run(plan: Plan, machine: Machine, *, fold: bool = True) -> Simulation:
 
 
 def check_fits(plan: Plan, machine: Machine) -> None:
-    """Refuses a plan with more ranks than the machine has devices, or more bytes than they hold."""
+    """Raises if a plan has more ranks than the machine has devices, or needs more memory."""
     world = plan.operation.world
     if world > machine.links.world:
         raise Unsupported(

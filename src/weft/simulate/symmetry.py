@@ -1,8 +1,9 @@
-"""Whether all ranks of a plan do the same, shifted around the node, so that one can stand for all.
+"""Checks whether all ranks of a plan do the same, shifted around the node. If so, one rank can
+represent all.
 
 Rank r mirrors rank 0 if its tasks, in their order, have the same kinds and sizes, touch the ranks
-that are as far from r as rank 0's are from 0, and wait for the same tasks of those ranks. Where
-they lie in a buffer makes no difference, except to the adaptive policy, which merges neighbours.
+at the same distances, and wait for the same tasks of those ranks. Places in a buffer make no
+difference, except for the adaptive policy, which merges adjacent chunks.
 """
 
 from __future__ import annotations

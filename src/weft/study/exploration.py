@@ -28,7 +28,7 @@ Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ScheduleOutcome:
     """One schedule in one scenario."""
 
     schedule: Schedule
@@ -51,7 +51,7 @@ class Scenario:
     compute: float
     communication: float
     serial: float
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[ScheduleOutcome, ...]
     refused: tuple[tuple[Schedule, str], ...] = ()
 
     @property
@@ -59,10 +59,10 @@ class Scenario:
         return max(self.compute, self.communication)
 
     @property
-    def best(self) -> Outcome:
+    def best(self) -> ScheduleOutcome:
         return min(self.outcomes, key=lambda outcome: outcome.seconds)
 
-    def outcome(self, schedule: Schedule | str) -> Outcome:
+    def outcome(self, schedule: Schedule | str) -> ScheduleOutcome:
         """The outcome of a schedule."""
         wanted = Schedule.parse(schedule) if isinstance(schedule, str) else schedule
         for outcome in self.outcomes:
@@ -196,7 +196,7 @@ def _explore(
         simulation = known.get(schedule) or run(plan, machine)
         seconds = simulation.seconds
         outcomes.append(
-            Outcome(
+            ScheduleOutcome(
                 schedule,
                 seconds,
                 serial / seconds if seconds else 1.0,

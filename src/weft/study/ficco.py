@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from weft.machine import load
-from weft.study.exploration import Exploration, Outcome, Scenario, explore
+from weft.study.exploration import Exploration, Scenario, ScheduleOutcome, explore
 from weft.study.scenarios import ficco
 
 HEAVY = 0.7
@@ -87,12 +87,12 @@ def evaluate(report: Callable[[float, str], None] | None = None) -> FiccoEvaluat
     return FiccoEvaluation(*found)
 
 
-def best_fixed(scenario: Scenario) -> Outcome:
+def best_fixed(scenario: Scenario) -> ScheduleOutcome:
     """The best schedule that is not adaptive."""
     fixed = [outcome for outcome in scenario.outcomes if outcome.schedule.fusion != "adaptive"]
     return min(fixed, key=lambda outcome: outcome.seconds)
 
 
-def _best(scenario: Scenario, engine: str) -> Outcome:
+def _best(scenario: Scenario, engine: str) -> ScheduleOutcome:
     of_engine = [outcome for outcome in scenario.outcomes if outcome.schedule.engine == engine]
     return min(of_engine, key=lambda outcome: outcome.seconds)

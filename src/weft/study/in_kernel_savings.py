@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from weft.machine import Machine
-from weft.study.exploration import Outcome, Scenario, explore
+from weft.study.exploration import Scenario, ScheduleOutcome, explore
 from weft.study.scenarios import Shape
 
 WORLD, DTYPE = 8, "bfloat16"
@@ -51,7 +51,7 @@ class Saving(NamedTuple):
         return self.scenario.outcome("in-kernel").seconds
 
     @property
-    def chunked(self) -> Outcome:
+    def chunked(self) -> ScheduleOutcome:
         """The best schedule with several launches, other than serial."""
         others = [o for o in self.scenario.outcomes if not o.schedule.serial]
         return min((o for o in others if o.schedule.fusion != "kernel"), key=lambda o: o.seconds)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from math import hypot, log2
 from typing import Any
 
+from weft.dtype import PUBLISHED
 from weft.machine import Machine, measurements
 from weft.machine.measurements import names
 from weft.simulate.cost import collective, copy, gemm
@@ -18,7 +19,6 @@ from weft.simulate.cost.collective_cost import VARIANTS, dma_variants
 
 ALSO = {"mi300x": ("gfx942",), "mi325x": ("gfx942",)}
 """Names in file names under which a machine was measured, besides its own."""
-DTYPES = {"bf16": "bfloat16", "int8": "int8", "fp8-blockscale": "float8_blockscale"}
 KINDS = {"alltoall": "all_to_all"}
 
 Row = dict[str, str]
@@ -68,7 +68,7 @@ def nearest_gemm(
         return int(row["m"]), int(row["n"]), int(row["k"]), int(row.get("batch", "1"))
 
     found = _nearest(
-        (r for r in _rows(machine, "gemm") if DTYPES.get(r["dtype"]) == dtype),
+        (r for r in _rows(machine, "gemm") if PUBLISHED.get(r["dtype"]) == dtype),
         shape,
         (m, n, k, batch),
     )

@@ -18,6 +18,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from weft.dtype import in_triton, name_of
 from weft.errors import Unsupported, nearest
 from weft.triton.gemv_all_reduce import GPU_TILES
 from weft.triton.jit import JitKernel
@@ -45,8 +46,7 @@ KERNELS: dict[str, JitKernel] = {
     "all_gather_gemm_claim": all_gather_gemm_claim,
 }
 
-DTYPE_NAMES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
-_TRITON_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+DTYPE_NAMES = {name_of(dtype): dtype for dtype in DTYPES}
 
 _ELEMENTS = frozenset({"x", "w", "y", "out", "shard", "gathered", "weights"})
 _OTHER_POINTERS = {
@@ -104,7 +104,7 @@ def build(kernel: str, target: str, dtype: torch.dtype | str, tiles: Tiles | Non
     read: Callable[[Any], tuple[int | None, int | None]] = _read_cubin if cuda else _read_amdgcn
     registers, spilled = read(compiled)
     taken = Resources(registers, spilled, compiled.metadata.shared, compiled.metadata.num_warps)
-    return Build(kernel, target, str(dtype).removeprefix("torch."), assembly, taken)
+    return Build(kernel, target, name_of(dtype), assembly, taken)
 
 
 def _constants(tiles: Tiles) -> dict[str, Any]:
@@ -128,7 +128,7 @@ def _source(function: JitKernel, dtype: torch.dtype, constants: dict[str, Any]) 
         if name in constants:
             signature[name] = "constexpr"
         elif name in _ELEMENTS:
-            signature[name] = "*" + _TRITON_NAMES[dtype]
+            signature[name] = "*" + in_triton()[dtype]
         else:
             signature[name] = _OTHER_POINTERS.get(name, "i32")
     aligned = {

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from weft.dtype import in_triton
 from weft.errors import Error, Unsupported
 from weft.fabric.proposal import Items, Proposal
 from weft.triton import interpreting
@@ -20,7 +21,7 @@ from weft.triton.jit import JitKernel
 from weft.triton.residency import Resources, programs_per_unit, unit_of
 from weft.triton.space import Space, SymmetricRegion, Visit
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+DTYPES = tuple(in_triton())
 """The dtypes of kernels. All of them sum in float32 and round once."""
 
 BAD_INDEX = 2  # weft.triton.language.BAD_INDEX

@@ -21,10 +21,11 @@ class DeviceBags:
         indices: Sequence[torch.Tensor],
         offsets: Sequence[torch.Tensor],
         weights: Sequence[torch.Tensor | None],
-        mean: bool,
+        modes: Sequence[str],
+        out: torch.dtype,
     ) -> None:
-        self._lookups = list(zip(tables, indices, offsets, weights, strict=True))
-        self._mode = "mean" if mean else "sum"
+        self._lookups = list(zip(tables, indices, offsets, weights, modes, strict=True))
+        self._out = out
         self._pooled: torch.Tensor | None = None
 
     def check(self) -> None:
@@ -43,12 +44,13 @@ class DeviceBags:
         index: torch.Tensor,
         offset: torch.Tensor,
         weight: torch.Tensor | None,
+        mode: str,
     ) -> torch.Tensor:
         if table.shape[1] == 0 or offset.shape[0] == 0:
-            return table.new_empty(offset.shape[0], table.shape[1])
+            return table.new_empty(offset.shape[0], table.shape[1], dtype=self._out)
         wide = table.detach().float()  # sums are rounded once
         given = None if weight is None else weight.detach().float()
         made: torch.Tensor = embedding_bag(
-            index, wide, offset.to(index.dtype), mode=self._mode, per_sample_weights=given
+            index, wide, offset.to(index.dtype), mode=mode, per_sample_weights=given
         )
-        return made.to(table.dtype)
+        return made.to(self._out)

@@ -66,12 +66,13 @@ class DeviceFabric:
         self.pending: Error | None = None
         """The error of a call that has ended. The next call takes part, and then raises it."""
         self.closed = False
-        self.last_end: tuple[torch.Stream, torch.Event] | None = None
         self.trusting = agrees_once()
         self.can = Capabilities(self.driver.name, direct=True, capture=True)
         self.memory = SymmetricMemory(lambda: self.group, self.device)
         self._callbacks: list[Callable[[], Any]] = []
         self._lanes: dict[tuple[int, bool], torch.Stream] = {}
+        self.last_end: tuple[torch.Stream, torch.Event] | None = None
+        """The stream of the last eager call, and its end there."""
         self.board = Board(host)
         self._words = self._open_words()
         self.rates = self._agreed_rates()
@@ -211,17 +212,18 @@ class DeviceFabric:
     # -- faults ------------------------------------------------------------------------------------
 
     def peer_state(self) -> Outcome:
-        """The outcome if a peer was lost or gave up, otherwise OK."""
-        failed = self.board.failed()
-        if failed is not None:
-            return (PEER_FAILED, failed[0])
-        if self.world == 1:
-            return (OK, -1)
-        # With a deadline in the past this does not wait: it only returns the state of the peers.
-        outcome = self.host.native.wait_released(self.host.number + 1, 0)
+        """The outcome if a peer was lost or gave up, otherwise OK. A rank that died is named before
+        those that gave up because of it."""
+        outcome: Outcome = (OK, -1)
+        if self.world > 1:
+            # With a deadline in the past this does not wait: it only returns the peers' state.
+            outcome = self.host.native.wait_released(self.host.number + 1, 0)
         if outcome[0] == PEER_LEFT and self.board.ended(outcome[1]) >= self.watchdog.last:
-            return (OK, -1)  # it left after the last call, as ranks do
-        return (OK, -1) if outcome[0] in (OK, AGAIN, TIMEOUT) else outcome
+            outcome = (OK, -1)  # it left after the last call, as ranks do
+        if outcome[0] not in (OK, AGAIN, TIMEOUT):
+            return outcome
+        failed = self.board.failed()
+        return (OK, -1) if failed is None else (PEER_FAILED, failed[0])
 
     def failure(self, outcome: Outcome, doing: str, waiting_for: str) -> Error:
         where = f"in call {self.number} ({doing}) on {self.device.type}"
@@ -375,13 +377,6 @@ class DeviceCall:
 
     # -- on the device -----------------------------------------------------------------------------
 
-    def follow(self) -> None:
-        """Enqueues a wait for the end of the last call, if that is on another stream: the calls of
-        a group run one after the other."""
-        last = self.fabric.last_end
-        if not self.captured and last is not None and last[0] != self.stream:
-            self.stream.wait_event(last[1])
-
     def enter(self) -> None:
         """Enqueues this rank's entry into the call, which peers wait for."""
         fabric = self.fabric
@@ -411,7 +406,6 @@ class DeviceCall:
         if self.captured or fabric.broken is not None:
             return
         if not self._entered:
-            self.follow()
             self.enter()
         for peer in fabric.peers:
             word = fabric.meeting_word(fabric.rank, peer)

@@ -13,6 +13,7 @@ peers begin a captured call: no peer posts a word again before it has been set b
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
@@ -48,7 +49,6 @@ class DeviceFlight:
         self._part = CAPTURED if call.captured else call.number % 2
         self._streams: dict[int, torch.Stream] = {0: call.stream}
         self._events: dict[int, torch.Event] = {}
-        self._entered: set[int] = set()
         self._at = 0
         self._spans: list[tuple[AnyTask, torch.Event, torch.Event]] = []
         self._record = record and not call.captured
@@ -60,7 +60,6 @@ class DeviceFlight:
 
     def _begin(self) -> None:
         program, fabric, call = self._program, self._fabric, self._call
-        call.follow()
         for buffer in program.private:
             dtype = getattr(torch, buffer.dtype)
             self._tensors[buffer.name] = torch.empty(
@@ -141,18 +140,18 @@ class DeviceFlight:
         self._end_of(step)
 
     def _stream(self, number: int) -> torch.Stream:
-        """The stream of a lane; it starts at the fork."""
+        """The stream of a lane."""
         stream = self._streams.get(number)
         if stream is None:
             stream = self._streams[number] = self._fabric.lane(number, self._call.captured)
-            stream.wait_event(self._fork)
         return stream
 
     def _wait_for(self, step: Step) -> None:
         stream = self._stream(step.stream)
+        if step.forked:
+            stream.wait_event(self._fork)
         if not self._call.captured:  # a captured call has met its peers already
             for peer in step.enters:
-                self._entered.add(peer)
                 self._wait(self._fabric.meeting_word(self._fabric.rank, peer), stream)
         for other in step.events:
             stream.wait_event(self._events[other])
@@ -161,12 +160,14 @@ class DeviceFlight:
 
     def _end_of(self, step: Step) -> None:
         stream = self._streams[step.stream]
-        if step.recorded:
-            self._events[step.number] = stream.record_event()
         for rank, word in step.posts:
             value = 1 if self._call.captured else self._call.number
             address = self._fabric.word(rank, word, self._call.captured)
             self._driver.post(address, value, stream)
+        # The posts are part of the step: whoever waits for the last step of a lane knows that no
+        # post of this call comes after those of the next one.
+        if step.recorded:
+            self._events[step.number] = stream.record_event()
 
     def _event(self, stream: torch.Stream) -> torch.Event:
         event = torch.Event(self._fabric.device, enable_timing=True)
@@ -194,15 +195,12 @@ class DeviceFlight:
         while self._at < len(steps):
             self._copy(steps[self._at])
             self._at += 1
-        for number, stream in self._streams.items():
-            if number:
-                call.stream.wait_event(stream.record_event())
+        self._join(self._program.joins)
         if not call.captured:
             # Every rank waits for all peers in every call. So in the next call but one, nobody
             # still reads what this rank writes over.
-            for peer in self._fabric.peers:
-                if peer not in self._entered:
-                    self._wait(self._fabric.meeting_word(self._fabric.rank, peer), call.stream)
+            for peer in self._program.strangers:
+                self._wait(self._fabric.meeting_word(self._fabric.rank, peer), call.stream)
         for buffer in self._program.shared:
             if buffer.kind in ("output", "inplace"):
                 made = self._program.base(self._part, buffer)
@@ -211,10 +209,13 @@ class DeviceFlight:
         return self
 
     def cancel(self) -> None:
-        """Joins what was enqueued. The group is given up, which releases the waits of all ranks."""
-        for number, stream in self._streams.items():
-            if number:
-                self._call.stream.wait_event(stream.record_event())
+        """Joins what was enqueued. The group is given up, so all waits are released."""
+        self._join(number for number in self._streams if number)
+
+    def _join(self, lanes: Iterable[int]) -> None:
+        """The caller's stream goes on when these lanes have ended."""
+        for lane in lanes:
+            self._call.stream.wait_event(self._streams[lane].record_event())
 
     # -- completion --------------------------------------------------------------------------------
 

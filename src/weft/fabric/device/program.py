@@ -40,20 +40,24 @@ Lane = tuple[int, str]
 class Step:
     """One task of this rank, as it is enqueued.
 
-    number: its place in the program. stream: that of its lane. enters: the peers whose inputs it
-    reads, if no step before it on this stream has waited for their entry. events: the steps of
-    other streams that it waits for. words: the own words that it waits for. recorded: whether
-    another stream waits for it. posts: the (rank, word) pairs that it sets when it has ended.
+    number: its place in the program. stream: that of its lane. forked: whether its stream waits
+    for the fork here. enters: the peers whose inputs it reads, if no step before it on this stream
+    has waited for their entry. events: the steps of other streams that it waits for. words: the own
+    words that it waits for. posts: the (rank, word) pairs that it sets when it has ended. recorded:
+    whether another stream waits for it, and for its posts. joined: whether it is the last of its
+    lane, and the caller's stream does not know yet that it has ended.
     """
 
     number: int
     task: AnyTask
     stream: int
+    forked: bool
     enters: tuple[int, ...]
     events: tuple[int, ...]
     words: tuple[int, ...]
-    recorded: bool
     posts: tuple[tuple[int, int], ...]
+    recorded: bool
+    joined: bool
 
 
 class DeviceProgram:
@@ -75,7 +79,14 @@ class DeviceProgram:
         lanes = [lane for r, lane in plan.lanes if r == rank and lane != COMPUTE]
         self.streams = {COMPUTE: CALLER, **{lane: n + 1 for n, lane in enumerate(sorted(lanes))}}
         self.steps = steps_of(plan, rank, order, self.streams)
-        self.num_words = max(map(len, words_of(plan)), default=0)
+        self.num_words = 1 + max((n for own in words_of(plan) for n in own.values()), default=-1)
+        self.joins = tuple(sorted({s.stream for s in self.steps if s.joined}))
+        """The lanes that the caller's stream has to wait for at the end."""
+        awaited = {peer for step in self.steps for peer in step.enters}
+        awaited |= {word % fabric.world for step in self.steps for word in step.words}
+        self.strangers = [peer for peer in fabric.peers if peer not in awaited]
+        """The peers that no step waits for. A peer that has posted a word has entered the call, so
+        only the entries of these are waited for at the end."""
         own = [buffer for buffer in plan.buffers if buffer.rank == rank]
         shared, self.part_bytes = placed(plan)
         self.shared = [b for b in own if b.name in shared]
@@ -144,13 +155,19 @@ def needed_bytes(plan: Plan) -> int:
 
 def words_of(plan: Plan) -> list[dict[tuple[int, str], int]]:
     """For every rank, the numbers of the words that peers post into its memory: one for each task
-    of a peer and each lane of the rank that waits for it. All ranks number them alike."""
-    words: list[dict[tuple[int, str], int]] = [{} for _ in range(plan.operation.world)]
+    of a peer and each lane of the rank that waits for it. All ranks number them alike.
+
+    A word belongs to one peer in all programs (its number modulo the world). If two peers posted
+    it, in two calls, that of the later call could come first and end a wait for the other."""
+    world = plan.operation.world
+    words: list[dict[tuple[int, str], int]] = [{} for _ in range(world)]
+    posted = [[0] * world for _ in range(world)]
     for task in plan.tasks:
         for rank, lane in sorted(plan.signals.get(task.id, ())):
             if rank != task.rank:
-                words[rank][(task.id, lane)] = len(words[rank])
-    most = max(map(len, words), default=0)
+                words[rank][(task.id, lane)] = posted[rank][task.rank] * world + task.rank
+                posted[rank][task.rank] += 1
+    most = max((max(own.values()) + 1 for own in words if own), default=0)
     if most > MAX_WORDS:
         raise Unsupported(
             f"{plan.schedule} cuts too fine: a rank waits for {most} tasks of its peers, and a "
@@ -169,11 +186,14 @@ def steps_of(
     entered: dict[int, set[int]] = {number: set() for number in streams.values()}
     waited: dict[int, set[Any]] = {number: set() for number in streams.values()}
     newest: dict[int, dict[int, int]] = {number: {} for number in streams.values()}
+    """For every stream, the newest step of each stream that has ended when its next step starts."""
+    known_at: list[dict[int, int]] = []
     made: list[dict[str, Any]] = []
-    for task in tasks:
+    for number, task in enumerate(tasks):
         stream = streams[task.lane]
-        events: dict[int, int] = {}
-        flags = []
+        known = newest[stream]
+        first = stream not in known
+        others, flags = [], []
         for other in sorted(before[task.id]):
             source = plan.tasks[other]
             if source.rank != rank:
@@ -181,13 +201,14 @@ def steps_of(
                 if word not in waited[stream]:
                     waited[stream].add(word)
                     flags.append(word)
-            elif streams[source.lane] != stream:
-                # A stream runs in order, so its newest step stands for those before it.
-                there = streams[source.lane]
-                events[there] = max(events.get(there, -1), place[other])
-        known = newest[stream]
-        events = {there: step for there, step in events.items() if step > known.get(there, -1)}
-        known.update(events)
+            else:
+                others.append(place[other])
+        events = []
+        for other in sorted(others, reverse=True):  # a later step knows more than one before it
+            there = streams[tasks[other].lane]
+            if there != stream and other > known.get(there, -1):
+                events.append(other)
+                _learn(known, known_at[other])
         inputs = {
             region.rank
             for region in task.reads()
@@ -204,15 +225,35 @@ def steps_of(
             raise Unsupported(f"{plan.schedule}: the engines of a device have no such command")
         if isinstance(task, Copy) and task.target.rank != rank:
             raise Unsupported(f"{plan.schedule}: on a device every rank fetches what it needs")
+        known[stream] = number
+        known_at.append(dict(known))
         made.append(
             {
                 "task": task,
                 "stream": stream,
+                # What another stream of this call has done comes after the fork.
+                "forked": first and stream != CALLER and not events,
                 "enters": enters,
-                "events": tuple(events.values()),
+                "events": tuple(events),
                 "words": tuple(flags),
                 "posts": posts,
             }
         )
     recorded = {step for fields in made for step in fields["events"]}
-    return tuple(Step(n, **fields, recorded=n in recorded) for n, fields in enumerate(made))
+    last = {fields["stream"]: number for number, fields in enumerate(made)}
+    ends = {number: stream for stream, number in last.items()}
+    joined, known = set(), newest[CALLER]
+    for number in sorted(ends, reverse=True):
+        if ends[number] != CALLER and known.get(ends[number], -1) < number:
+            joined.add(number)
+            _learn(known, known_at[number])
+    return tuple(
+        Step(n, **fields, recorded=n in recorded, joined=n in joined)
+        for n, fields in enumerate(made)
+    )
+
+
+def _learn(known: dict[int, int], other: Mapping[int, int]) -> None:
+    """What a stream knows to have ended, after it has waited for one that knows this."""
+    for stream, step in other.items():
+        known[stream] = max(known.get(stream, -1), step)

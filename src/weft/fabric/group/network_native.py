@@ -34,6 +34,7 @@ from weft.fabric.group.transport import Posted, Transport, wait
 from weft.fabric.outcomes import (
     AGAIN,
     CANCELLED,
+    CORRUPT,
     DISAGREE,
     OK,
     PEER_LEFT,
@@ -63,6 +64,17 @@ class _Header(NamedTuple):
 
 
 _NOTHING: Payload = np.empty(0, np.uint8)
+
+
+def read_header(raw: Payload) -> tuple[int, _Header] | None:
+    """The call and the header in a message; None if its sizes do not fit the message."""
+    if len(raw) < _HEAD.size:
+        return None
+    call, signature, eager, size = _HEAD.unpack_from(raw.data)
+    begin = _HEAD.size + size
+    if size > _native.MAX_BLOB or begin > len(raw):
+        return None
+    return call, _Header(signature, raw[_HEAD.size : begin].tobytes(), eager, raw[begin:])
 
 
 class NetworkNative:
@@ -151,17 +163,12 @@ class NetworkNative:
         try:
             for buffer in cycle(buffers):
                 wait(self.transport.receive(buffer, peer, HEADER_TAG))
-                raw = buffer.numpy()
-                call, signature, eager, size = _HEAD.unpack_from(raw.data)
-                blob, payload = (
-                    raw[_HEAD.size : _HEAD.size + size].tobytes(),
-                    raw[_HEAD.size + size :],
-                )
+                found = read_header(buffer.numpy())
                 with self._changed:
-                    if call == _BYE:
-                        self._gone[peer] = PEER_LEFT
+                    if found is None or found[0] == _BYE:
+                        self._gone[peer] = CORRUPT if found is None else PEER_LEFT
                         break
-                    self._note(call, peer, _Header(signature, blob, eager, payload))
+                    self._note(found[0], peer, found[1])
         except RuntimeError:
             with self._changed:
                 self._gone.setdefault(peer, PEER_LOST)

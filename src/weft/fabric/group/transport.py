@@ -113,7 +113,8 @@ def open_transport(
     backend = _cpu_backend(group)
     if backend != "gloo" and not _is_accelerator(backend):
         return Transport(group, rank, world)  # e.g. mpi, which connects machines by itself
-    store = store_of(group)
+    # A connection of its own: while gloo waits for a key, others could not use the same one.
+    store = store_of(group).clone()
     made: list[ProcessGroupGloo | RuntimeError] = []
 
     def make() -> None:

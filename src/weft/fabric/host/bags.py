@@ -7,15 +7,19 @@ from collections.abc import Sequence
 
 import torch
 
+from weft.dtype import kernel_numbers
 from weft.errors import Unsupported
 from weft.fabric import _native
 
-TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3}
-"""The numbers of dtypes in native code."""
+POOLING = {"sum": 0, "mean": 1, "max": 2}
+"""The numbers of modes in native code."""
+
+_TYPES = kernel_numbers()
 
 
 class Bags:
-    """The lookups of one call on one rank. It keeps its tensors alive."""
+    """The lookups of one call on one rank. It keeps its tensors alive. out: the dtype of pooled
+    rows."""
 
     def __init__(
         self,
@@ -23,17 +27,20 @@ class Bags:
         indices: Sequence[torch.Tensor],
         offsets: Sequence[torch.Tensor],
         weights: Sequence[torch.Tensor | None],
-        mean: bool,
+        modes: Sequence[str],
+        out: torch.dtype,
     ) -> None:
         self.tables, self.indices, self.offsets = tables, indices, offsets
         self.native = _native.Bags()
         self._kept = (tables, indices, offsets, weights)
         column = 0
-        for table, index, offset, weight in zip(tables, indices, offsets, weights, strict=True):
+        for table, index, offset, weight, mode in zip(
+            tables, indices, offsets, weights, modes, strict=True
+        ):
             rows, dim = table.shape
             self.native.add(
                 table.data_ptr(),
-                TYPES[table.dtype],
+                _TYPES[table.dtype],
                 rows,
                 dim,
                 column,
@@ -44,7 +51,8 @@ class Bags:
                 offset.dtype == torch.int64,
                 offset.shape[0],
                 0 if weight is None else weight.data_ptr(),
-                mean,
+                POOLING[mode],
+                _TYPES[out],
             )
             column += dim
 

@@ -194,7 +194,9 @@ class EngineProgram:
         if tensor is None:
             b = self.plan.buffer[region.key]
             raw = heap.peer_array(call, place, slot, b.num_bytes)
-            tensor = torch.from_numpy(raw).view(getattr(torch, b.dtype)).view(b.rows, b.columns)
+            with torch.inference_mode(False):  # later calls may be outside of it
+                whole = torch.from_numpy(raw).view(getattr(torch, b.dtype))
+                tensor = whole.view(b.rows, b.columns)
             if len(self._peers) >= _MAX_PEER_TENSORS:
                 self._peers.clear()
             self._peers[key] = tensor

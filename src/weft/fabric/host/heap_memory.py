@@ -18,6 +18,10 @@ _MOST = 2**63
 """More than any heap holds, and not too large a number for native code."""
 
 
+_GRAIN = 1 << 16
+_ROOMY = 1 << 26
+
+
 class HeapMemory:
     """The memory of one rank that the members of its machine can reach."""
 
@@ -70,7 +74,7 @@ class HeapMemory:
         stage = self._stage[turn]
         if stage is None or stage.size < size:
             self._stage[turn] = None
-            stage = self._stage[turn] = self.allocate(max(size, 1))
+            stage = self._stage[turn] = self.allocate(_roomy(size))
         self._heap.stage(stage, pointer, size)
         return stage.offset, False
 
@@ -81,8 +85,9 @@ class HeapMemory:
         found = self._shared.get(key)
         if found is None or found.size < size:
             self._shared.pop(key, None)
-            block = self.allocate(max(size, 1))
-            memory = torch.from_numpy(block.array())
+            block = self.allocate(_roomy(size))
+            with torch.inference_mode(False):  # later calls may be outside of it
+                memory = torch.from_numpy(block.array())
             found = self._shared[key] = SharedBlock(
                 block.offset, memory, memory.data_ptr(), memory.numel()
             )
@@ -91,7 +96,8 @@ class HeapMemory:
     def private(self, size: int) -> torch.Tensor:
         """Private memory for one call at a time. It is kept between calls."""
         if self._workspace.numel() < size:
-            self._workspace = torch.empty(size, dtype=torch.uint8)
+            with torch.inference_mode(False):  # later calls may be outside of it
+                self._workspace = torch.empty(size, dtype=torch.uint8)
         return self._workspace
 
     def allocate(self, size: int) -> _native.Block:
@@ -108,3 +114,9 @@ class HeapMemory:
         self._stage = [None, None]
         self._shared.clear()
         self.outputs.clear()
+
+
+def _roomy(size: int) -> int:
+    """The size of memory that is kept between calls, with room for calls that are a little larger:
+    batches and sequences grow step by step. Pages take memory only when touched."""
+    return max(_GRAIN, 1 << (size - 1).bit_length()) if size <= _ROOMY else size

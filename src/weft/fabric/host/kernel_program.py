@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
+from weft.dtype import DTYPES, kernel_numbers
 from weft.fabric import _native
-from weft.fabric.host.bags import TYPES, Bags
+from weft.fabric.host.bags import Bags
 from weft.fabric.host.engine_program import EngineProgram, counters_of
 from weft.fabric.host.packing import packed
 from weft.fabric.host.process_call import ProcessCall
@@ -34,12 +35,13 @@ MOST_ROWS = 32
 """With more rows, torch's GEMM is faster."""
 
 _PRODUCTS, _BAGS, _WAIT = 0, 1, 3
-_TYPES = {str(dtype).removeprefix("torch."): number for dtype, number in TYPES.items()}
+_TYPES = kernel_numbers()
 
 
 def is_native(plan: Plan) -> bool:
     """Whether the native kernels can run the whole plan."""
-    if not plan.one_launch or _TYPES.get(plan.operation.dtype, 3) == 3:
+    dtype = DTYPES.get(plan.operation.dtype)
+    if not plan.one_launch or dtype is None or dtype.kernel is None or not dtype.operators:
         return False
     return all(
         isinstance(task, Lookup | Reduce | Await) or (isinstance(task, Tiles) and _is_summed(task))
@@ -64,7 +66,7 @@ class KernelProgram(EngineProgram):
         self.layout = ([b.name for b in self.buffers], list(slots))
         self.lane = plan.lanes.get((fabric.rank, COMPUTE), ())
         self.variant = os.environ.get("WEFT_KERNELS", "")
-        self.kernel = _native.Kernel(_TYPES[plan.operation.dtype])
+        self.kernel = _native.Kernel(cast(int, DTYPES[plan.operation.dtype].kernel))
         counters = counters_of(plan, self.places)
         for task in self.lane:
             self._add(task, counters)
@@ -163,7 +165,7 @@ def _operands(tensors: Mapping[str, torch.Tensor]) -> _native.Operands:
         x.shape[0],
         x.stride(0) * x.element_size(),
         w.data_ptr(),
-        TYPES[w.dtype],
+        _TYPES[w.dtype],
         transposed,
         w.stride(1 if transposed else 0) * w.element_size(),
         w.shape[0],

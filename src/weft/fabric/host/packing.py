@@ -12,13 +12,14 @@ from typing import NamedTuple
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from weft.dtype import kernel_numbers
 from weft.fabric import _native
-from weft.fabric.host.bags import TYPES
 
 Place = tuple[int, int, bool, int, int]
 """A weight in memory: its address, its type, whether its columns are contiguous, the bytes from one
 row (or column) to the next, and the number of its rows."""
 
+_TYPES = kernel_numbers()
 _SWITCH = "WEFT_PREPACK"
 _SAMPLES = 16
 _MOST = 4096
@@ -46,7 +47,7 @@ def packed(w: torch.Tensor) -> tuple[torch.Tensor, Place]:
     row, column = strides = w.stride()
     pointer, dtype = w.data_ptr(), w.dtype
     if row == 1 and k > 1:
-        return w, (pointer, TYPES[dtype], True, column * dtype.itemsize, k)
+        return w, (pointer, _TYPES[dtype], True, column * dtype.itemsize, k)
     if k <= 1 or n == 0 or (_native.is_set(_SWITCH) and os.environ.get(_SWITCH) == "0"):
         return _by_rows(w)
     key = (pointer, shape, strides, dtype)
@@ -63,7 +64,7 @@ def packed(w: torch.Tensor) -> tuple[torch.Tensor, Place]:
         if _native.same_samples(pointer, row, column, place[0], k, n, item, _SAMPLES):
             return columns, place
     columns = _by_columns(w)
-    place = (columns.data_ptr(), TYPES[dtype], True, k * dtype.itemsize, k)
+    place = (columns.data_ptr(), _TYPES[dtype], True, k * dtype.itemsize, k)
     _packs[key] = found._replace(columns=columns, place=place)
     return columns, place
 
@@ -80,7 +81,7 @@ def _by_columns(w: torch.Tensor) -> torch.Tensor:
 def _by_rows(w: torch.Tensor) -> tuple[torch.Tensor, Place]:
     """w with contiguous rows."""
     w = w if w.stride(1) == 1 else w.contiguous()
-    return w, (w.data_ptr(), TYPES[w.dtype], False, w.stride(0) * w.element_size(), w.shape[0])
+    return w, (w.data_ptr(), _TYPES[w.dtype], False, w.stride(0) * w.element_size(), w.shape[0])
 
 
 def _forget_dead() -> None:

@@ -25,6 +25,8 @@ _count_uses: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_Count
 """The number of tensors on a storage, if this version of torch has the function."""
 
 Allocate = Callable[[int], _native.Block]
+Layout = tuple[Sequence[int], torch.dtype]
+"""The shape and the dtype of a result."""
 
 
 @dataclass
@@ -32,6 +34,8 @@ class _Kept:
     """Memory that is reused whenever no tensor but its own is left on it."""
 
     tensor: torch.Tensor
+    layout: Layout
+    """That of `tensor`; comparing it is faster than asking torch."""
     offset: int
     storage: int
     uses: int
@@ -40,20 +44,21 @@ class _Kept:
         """Whether no tensor of a caller is left on it."""
         return _count_uses is not None and _count_uses(self.storage) == self.uses
 
-    def given(self, shape: Sequence[int], dtype: torch.dtype) -> PeerOutput:
+    def given(self, layout: Layout) -> PeerOutput:
         """A new tensor on this memory for the caller."""
-        tensor = self.tensor
-        if tensor.shape != shape or tensor.dtype != dtype:
-            raw = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
-            tensor = self.tensor = _shaped(raw, shape, dtype)
-        return PeerOutput(tensor.detach(), self.offset)
+        if self.layout != layout:
+            with torch.inference_mode(False):  # later calls may be outside of it
+                raw = torch.empty(0, dtype=torch.uint8).set_(self.tensor.untyped_storage())
+                self.tensor, self.layout = _shaped(raw, *layout), layout
+        return PeerOutput(self.tensor.detach(), self.offset)
 
 
 def _keep(block: _native.Block, shape: Sequence[int], dtype: torch.dtype) -> _Kept:
     assert _count_uses is not None
-    tensor = _shaped(torch.from_numpy(block.array()), shape, dtype)
+    with torch.inference_mode(False):  # later calls may be outside of it
+        tensor = _shaped(torch.from_numpy(block.array()), shape, dtype)
     storage = tensor.untyped_storage()._cdata
-    return _Kept(tensor, block.offset, storage, _count_uses(storage))
+    return _Kept(tensor, (shape, dtype), block.offset, storage, _count_uses(storage))
 
 
 class PeerOutputs:
@@ -61,16 +66,17 @@ class PeerOutputs:
 
     def __init__(self) -> None:
         self._kept: dict[int, list[_Kept]] = {}
-        self._last: dict[tuple[Sequence[int], torch.dtype], _Kept] = {}
+        self._last: dict[Layout, _Kept] = {}
         self._free: dict[int, list[_native.Block]] = {}
         self._abandoned: list[torch.Tensor] = []
 
     def make(self, shape: Sequence[int], dtype: torch.dtype, allocate: Allocate) -> PeerOutput:
         """Memory for a result. Most callers hold few results of one size at a time and get memory
         that was kept, which is fast. Callers that hold more get new memory."""
-        last = self._last.get((shape, dtype))
+        layout = (shape, dtype)
+        last = self._last.get(layout)
         if last is not None and last.is_free():
-            return last.given(shape, dtype)
+            return last.given(layout)
         count = math.prod(shape)
         size = -(-max(count * dtype.itemsize, 1) // _GRAIN) * _GRAIN
         kept = self._kept.setdefault(size, [])
@@ -81,8 +87,8 @@ class PeerOutputs:
         if found is not None:
             if len(self._last) >= _MOST_SHAPES:
                 self._last.clear()
-            self._last[tuple(shape), dtype] = found
-            return found.given(shape, dtype)
+            self._last[layout] = found
+            return found.given(layout)
         free = self._free.setdefault(size, [])
         block = free.pop() if free else allocate(size)
         array = block.array()

@@ -16,6 +16,7 @@ from weft.errors import Error
 from weft.fabric.interface import Exposed, Program
 from weft.fabric.outcomes import AGAIN, CORRUPT, OK, TIMEOUT, Outcome
 from weft.fabric.proposal import Proposal, check_same
+from weft.fabric.reach import SharedBlock
 
 if TYPE_CHECKING:
     from weft.fabric.processes import ProcessFabric
@@ -84,21 +85,24 @@ class ProcessCall:
 
     def _place(self) -> list[int]:
         """Places the memory that peers may touch; returns its offsets, for the header."""
-        exposed, memory, turn = self._exposed, self.fabric.memory, self.number % 2
+        inputs, workspaces, outputs = self._exposed
+        memory, turn = self.fabric.memory, self.number % 2
         offsets = []
-        for tensor in exposed.inputs.values():
+        for tensor in inputs.values():
             offset, in_place = memory.share(tensor, turn)
             offsets.append(offset)
             self._in_place = self._in_place or in_place
-        blocks = {
-            name: memory.workspace(name, size, turn) for name, size in exposed.workspaces.items()
-        }
-        blocks.update(self.fabric.reach.relays(self.number))
-        for name, block in blocks.items():
-            offsets.append(block.offset)
-            self.shared[name] = block.memory
-        offsets.extend(output.offset for output in exposed.outputs.values())
+        for name, size in workspaces.items():
+            self._place_block(name, memory.workspace(name, size, turn), offsets)
+        for name, block in self.fabric.reach.relays(self.number).items():
+            self._place_block(name, block, offsets)
+        for output in outputs.values():
+            offsets.append(output.offset)
         return offsets
+
+    def _place_block(self, name: str, block: SharedBlock, offsets: list[int]) -> None:
+        offsets.append(block.offset)
+        self.shared[name] = block.memory
 
     def _post(self, proposal: Proposal, offsets: list[int], engines: Any) -> None:
         self.fabric.reach.enter(

@@ -92,12 +92,16 @@ class ProcessFlight:
         """Waits until every rank has entered, with the headers that the plan was made for."""
         if self._agreed:
             return
+        native, call, deadline = self._native, self._call, self._deadline
         signatures = self._program.signatures
-        outcome = self._fabric.wait(
-            lambda: self._native.agree(self._call, signatures, self._deadline),
-            self._program.label,
-            "all ranks to enter the call",
-        )
+        outcome = native.agree(call, signatures, deadline)
+        if outcome[0] != OK:
+            outcome = self._fabric.wait(
+                lambda: native.agree(call, signatures, deadline),
+                self._program.label,
+                "all ranks to enter the call",
+                outcome,
+            )
         if outcome[0] == DISAGREE:
             self._quiesce()
             raise Disagree

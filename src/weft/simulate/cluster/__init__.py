@@ -1,4 +1,4 @@
-"""Collectives and whole training steps on clusters: one device stands for all of them."""
+"""Simulates collectives and whole training steps on clusters: one device represents all."""
 
 from weft.simulate.cluster.ask import ALGORITHMS, CollectiveAnswer, ask, together
 from weft.simulate.cluster.bound import bound

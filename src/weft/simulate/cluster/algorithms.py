@@ -1,11 +1,11 @@
-"""Collectives over one axis of a cluster (the devices of a node, or an axis of the network), and
-flat ones over several, as rounds. `n` ranks; a shard is what each rank holds of the gathered whole,
-a piece what each rank has for every other.
+"""Collectives as rounds: over one axis of a cluster (the devices of a node, or an axis of the
+network), or flat over several axes. There are `n` ranks. A shard is a rank's part of the gathered
+whole; a piece is what a rank sends to one other rank.
 
-    direct            everything to everyone at once: one latency
-    ring              to both neighbours, half each: n - 1 rounds
-    one-way           to the next neighbour only: n - 1 rounds
-    halving-doubling  with partners n/2, n/4, ... 1 away, sending ever more: log2 n rounds
+    direct            every rank sends to all others at once: one latency
+    ring              half to each of the two neighbours: n - 1 rounds
+    one-way           only to the next neighbour: n - 1 rounds
+    halving-doubling  with partners n/2, n/4, ... 1 away, with growing sizes: log2 n rounds
     tree              all-reduce over two binary trees, pipelined: 2 log2 n latencies
 """
 
@@ -19,12 +19,12 @@ from weft.simulate.cluster.rounds import Move, Round
 from weft.simulate.cluster.wiring import Axes, Wiring
 
 LEVEL = ("direct", "ring", "one-way", "halving-doubling", "tree")
-"""What a single level can do."""
+"""The algorithms of a single level."""
 
 
 def over_axis(wiring: Wiring, kind: str, total: float, axis: int, algorithm: str) -> list[Round]:
-    """Rounds of a collective over one axis. `total` is the gathered result, the input of a
-    reduce-scatter or all-to-all, or the vector of an all-reduce."""
+    """The rounds of a collective over one axis. `total`: the bytes of the gathered result, of the
+    input of a reduce-scatter or all-to-all, or of the vector of an all-reduce."""
     n = wiring.shape[axis]
     if n == 1 or total <= 0.0:
         return []
@@ -37,7 +37,7 @@ def over_axis(wiring: Wiring, kind: str, total: float, axis: int, algorithm: str
 
 
 def flat(wiring: Wiring, kind: str, total: float, axes: Axes, algorithm: str) -> list[Round]:
-    """Rounds of a collective that treats the ranks along several axes as one long line."""
+    """The rounds of a collective that treats the ranks along several axes as one line."""
     wide = tuple(axis for axis in axes if wiring.shape[axis] > 1)
     world = prod(wiring.shape[axis] for axis in wide)
     if world == 1 or total <= 0.0:
@@ -61,7 +61,7 @@ def flat(wiring: Wiring, kind: str, total: float, axes: Axes, algorithm: str) ->
 
 
 def _of_gather(kind: str, gathering: list[Round], exchange: bool = False) -> list[Round]:
-    """Scattering sums is gathering backwards; an all-reduce is both."""
+    """A reduce-scatter is an all-gather backwards; an all-reduce is both."""
     if kind == "all_gather" or (kind == "all_to_all" and exchange):
         return gathering
     scattering = [
@@ -81,7 +81,7 @@ def _gather(wiring: Wiring, axis: int, shard: float, algorithm: str) -> list[Rou
     if algorithm == "halving-doubling":
         rounds = []
         for step in range(_power(n)):
-            # Pairs exchange over a ring as if all sent the same way: as many flows cross a link.
+            # On a ring, pairs load a link as if all ranks sent in the same direction.
             move = Move(shard * (1 << step), wiring.at(axis, n >> (step + 1)))
             rounds.append(Round((move,)))
         return rounds
@@ -93,7 +93,7 @@ def _exchange(wiring: Wiring, axis: int, piece: float, algorithm: str) -> list[R
     if algorithm == "direct":
         return [_to_all(wiring, (axis,), piece)]
     if algorithm == "one-way" or (algorithm == "ring" and n == 2):
-        # Pieces are passed on until they are there; ever fewer are still under way.
+        # Pieces are passed on until they arrive, so each round sends fewer.
         return [Round((Move(piece * k, wiring.at(axis, 1)),)) for k in range(n - 1, 0, -1)]
     if algorithm == "ring":
         half, rounds = n // 2, []
@@ -108,8 +108,8 @@ def _exchange(wiring: Wiring, axis: int, piece: float, algorithm: str) -> list[R
 
 
 def _tree(wiring: Wiring, axis: int, total: float) -> list[Round]:
-    """Two binary trees, each for half of the vector, in which an inner rank of one is a leaf of the
-    other: every rank sends as much as in a ring, up and down again, in a stream of small parts."""
+    """Two binary trees, each for half of the vector. An inner rank of one tree is a leaf of the
+    other. Every rank sends as much as in a ring, up and down, in a stream of small parts."""
     if wiring.is_ring(axis):
         raise Unsupported("a tree needs a switch or a mesh; over the links of a ring use ring")
     n = wiring.shape[axis]
@@ -118,9 +118,9 @@ def _tree(wiring: Wiring, axis: int, total: float) -> list[Round]:
 
 
 def _long_ring(wiring: Wiring, axes: Axes, shard: float, both: bool) -> list[Round]:
-    """Rings through all devices of all nodes, one for every device of a node, so that each enters
-    and leaves nodes at a device of its own: of all rings through a device, one crosses the network
-    there, and the others go on inside the node."""
+    """Rings through all devices of all nodes, one for every device of a node. Each ring enters and
+    leaves a node at another device, so of all rings through a device one crosses the network
+    there, and the others continue inside the node."""
     world = prod(wiring.shape[axis] for axis in axes)
     inner, outer = axes[0], axes[1]
     n = wiring.shape[inner]

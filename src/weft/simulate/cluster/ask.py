@@ -1,4 +1,4 @@
-"""The way in: how long a collective takes on a cluster, by which algorithm, beside the bound."""
+"""The time of a collective on a cluster, by algorithm, and the lower bound."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from weft.timeline import Timeline
 
 ALGORITHMS = ("auto", *FLAT, *CHUNKED)
 CHUNKS = (1, 2, 4, 8, 16, 32, 64)
-"""How finely hierarchical algorithms are tried where nobody says it."""
+"""The numbers of chunks that are tried for hierarchical algorithms by default."""
 
 
 @dataclass(frozen=True)
 class CollectiveAnswer:
-    """A collective on a cluster, by one algorithm."""
+    """The result for a collective on a cluster with one algorithm."""
 
     cluster: Cluster
     kind: str
@@ -37,22 +37,22 @@ class CollectiveAnswer:
 
     @property
     def bound(self) -> float:
-        """Seconds that the slowest link alone would take."""
+        """The seconds that the slowest link alone would take."""
         return bound(self.cluster, self.kind, self.total)[0]
 
     @property
     def slowest(self) -> str:
-        """The link that sets the bound."""
+        """The link that determines the bound."""
         return bound(self.cluster, self.kind, self.total)[1]
 
     @property
     def over_bound(self) -> float:
-        """How many times the bound it takes."""
+        """The time as a multiple of the bound."""
         return self.seconds / self.bound if self.bound else 1.0
 
     @property
     def bus_bandwidth(self) -> float:
-        """Bytes per second that a rank sends or gets, as nccl-tests counts them."""
+        """The bytes per second that a rank sends or receives, as nccl-tests counts them."""
         if not self.seconds:
             return 0.0
         world = self.cluster.world
@@ -76,11 +76,11 @@ class CollectiveAnswer:
 def ask(
     cluster: Cluster, kind: str, total: float, algorithm: str = "auto", chunks: int | None = None
 ) -> list[CollectiveAnswer]:
-    """Simulates a collective over all ranks of a cluster; the quickest answer comes first.
+    """Simulates a collective over all ranks of a cluster; the fastest result comes first.
 
-    `auto` tries all algorithms, `hierarchical` all numbers of chunks unless one is given. `total`
-    is the gathered result, a rank's input of a reduce-scatter or all-to-all, or the vector of an
-    all-reduce.
+    `auto` tries all algorithms, `hierarchical` all numbers of chunks unless one is given. `total`:
+    the bytes of the gathered result, of a rank's input of a reduce-scatter or all-to-all, or of the
+    vector of an all-reduce.
     """
     wiring = Wiring(cluster)
     names = _able(wiring, kind) if algorithm == "auto" else [str(Algorithm.parse(algorithm))]
@@ -92,7 +92,7 @@ def ask(
             ran = run(wiring, lower(wiring, kind, total, name, chunks=n))
             answers.append(CollectiveAnswer(cluster, kind, total, name, n, ran))
             if len(answers) > 3 and min(answers, key=_seconds) not in answers[-3:]:
-                break  # finer only adds latency
+                break  # smaller chunks only add latency
         found.append(min(answers, key=_seconds))
     return sorted(found, key=_seconds)
 
@@ -102,7 +102,7 @@ def _seconds(answer: CollectiveAnswer) -> float:
 
 
 def together(cluster: Cluster, asked: Sequence[tuple[str, float, str, int]]) -> list[float]:
-    """When each of several collectives (kind, total, algorithm, chunks) ends, begun at once."""
+    """The ends of several collectives (kind, total, algorithm, chunks) that start together."""
     wiring = Wiring(cluster)
     tasks: list[ClusterTask] = []
     for number, (kind, total, algorithm, chunks) in enumerate(asked):
@@ -126,7 +126,7 @@ def _chunked(wiring: Wiring, name: str) -> bool:
 
 
 def _able(wiring: Wiring, kind: str) -> list[str]:
-    """The algorithms that can do it here."""
+    """The algorithms that are possible here."""
     levels = [axis for axis, size in enumerate(wiring.shape) if size > 1]
     names = [*FLAT]
     if len(levels) > 1:
@@ -144,6 +144,6 @@ def _able(wiring: Wiring, kind: str) -> list[str]:
         except Unsupported:
             continue
         found.append(name)
-    if not found:  # e.g. a kind that does not exist: say why
+    if not found:  # raises with the reason, e.g. for a kind that does not exist
         lower(wiring, kind, 1.0, "direct")
     return found

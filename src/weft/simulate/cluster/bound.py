@@ -1,7 +1,7 @@
-"""What no algorithm can beat: bytes that must cross a link, over what the link can carry.
+"""The lower bound of all algorithms: the bytes that must cross a link, divided by its bandwidth.
 
-Every cut of the cluster gives a bound: around a device, around a node, around what is below a leaf
-switch, and for an all-to-all the links of a ring, which bytes must follow to get where they go.
+Every cut of the cluster gives a bound: around a device, around a node, around the nodes of a leaf
+switch, and for an all-to-all over rings the links that bytes must follow.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from weft.plan.collective import find_kind
 
 
 def bound(cluster: Cluster, kind: str, total: float) -> tuple[float, str]:
-    """Seconds that the slowest link makes a collective take, and which link that is."""
+    """The least seconds of a collective, and the link that determines them."""
     cuts = dict(_cuts(cluster, kind, total))
     if not cuts:
         return 0.0, "nothing to move"
@@ -25,13 +25,13 @@ def _cuts(cluster: Cluster, kind: str, total: float) -> list[tuple[str, float]]:
         return []
     links, network = cluster.links, cluster.network
     cards = cluster.nic_bandwidth if nodes > 1 else 0.0
-    cables = _cables(cluster) / devices  # a device's part of the links of its node
+    cables = _cables(cluster) / devices  # the device's part of the links of its node
     between = min(cards, cables) if nodes > 1 else 0.0
     inside = links.out_of_device if devices > 1 else 0.0
     found = [("links of a device", total * (world - 1) / world / (inside + between))]
     if nodes > 1:
         crossing = total * (nodes - 1) / nodes
-        # Of an all-to-all every device sends that much; gathered, a node needs it only once.
+        # In an all-to-all every device sends this much; in a gather a node needs it only once.
         if kind != "all_to_all":
             crossing /= devices
         which = "network cards" if cards <= cables else "links between nodes"
@@ -49,7 +49,7 @@ def _cuts(cluster: Cluster, kind: str, total: float) -> list[tuple[str, float]]:
 
 
 def _cables(cluster: Cluster) -> float:
-    """What the links of a node to its neighbours carry together."""
+    """The total bandwidth of the links of a node to its neighbours."""
     network = cluster.network
     if network is None or network.bandwidth is None:
         return float("inf")
@@ -59,7 +59,7 @@ def _cables(cluster: Cluster) -> float:
 
 
 def _rings(cluster: Cluster, total: float) -> list[tuple[str, float]]:
-    """An all-to-all over rings: hops that bytes make, over the links of a rank."""
+    """An all-to-all over rings: the hops of all bytes, divided by the links of a rank."""
     found = []
     links, network = cluster.links, cluster.network
     if links.topology == "ring" and links.devices > 1:
@@ -73,5 +73,5 @@ def _rings(cluster: Cluster, total: float) -> list[tuple[str, float]]:
 
 
 def _hops(size: int) -> float:
-    """Hops to all others of a ring, together."""
+    """The total number of hops to all others of a ring."""
     return float(sum(min(far, size - far) for far in range(1, size)))

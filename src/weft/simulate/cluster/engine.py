@@ -1,10 +1,10 @@
-"""Runs the tasks of one device, which stands for all: kernels, and collectives round by round.
+"""Runs the tasks of one device, which represents all: kernels, and collectives round by round.
 
-Lanes are queues: of kernels that are ready, the one listed first is next; of communication, what
-was ready first. Whatever is under way shares links, cards, cables and memory max-min fairly, as
-inside a node: each collective counts as one on its busiest link, however many ranks it sends to.
-Kernels and bytes slow each other as inside a node (`simulate.contention`): a kernel by as much as
-bytes fill the links of its device, bytes where they pass those links.
+Lanes are queues. Of the ready kernels, the one listed first is next; of communication, the one that
+was ready first. Everything that runs shares links, network cards, cables and memory max-min fairly,
+as inside a node. A collective counts as one flow on its busiest link, whatever the number of ranks
+that it sends to. Kernels and transfers slow each other as inside a node (`simulate.contention`):
+kernels in proportion to how full the links of the device are, transfers where they use these links.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _BODY, _END, _DONE = range(3)
 
 @dataclass(frozen=True)
 class ClusterKernel:
-    """A task on the compute units: `launch` seconds, then `body(units)` seconds in which `traffic`
-    bytes of memory are moved."""
+    """A task on the compute units: `launch` seconds, then `body(units)` seconds with `traffic`
+    bytes of memory traffic."""
 
     launch: float
     body: Callable[[int], float]
@@ -37,10 +37,10 @@ class ClusterKernel:
 
 @dataclass(frozen=True)
 class ClusterTask:
-    """A kernel, or rounds of communication; `after` are the places of tasks it waits for.
+    """A kernel, or rounds of communication. `after`: the positions of the tasks that it waits for.
 
-    `start` passes before anything moves. `units` are compute units that communication holds, and
-    `weight` is its claim on links that it shares, against 1.
+    `start`: the seconds before anything moves. `units`: the compute units that communication holds.
+    `weight`: its share of links against other flows, which have 1.
     """
 
     name: str
@@ -58,7 +58,7 @@ class ClusterTask:
 
 @dataclass(frozen=True)
 class Ran:
-    """When every task ran on a device."""
+    """The times of all tasks on a device."""
 
     spans: tuple[Span, ...]
     events: int
@@ -68,11 +68,11 @@ class Ran:
         return max((span.end for span in self.spans), default=0.0)
 
     def timeline(self, title: str = "") -> Timeline:
-        """The device's spans as rank 0, which stands for all ranks."""
+        """The device's spans as those of rank 0, which represents all ranks."""
         return Timeline(self.spans, title)
 
     def end_of(self, name: str) -> float:
-        """When the last task whose name begins so has ended."""
+        """The end of the last task whose name starts with this prefix."""
         return max((span.end for span in self.spans if span.task.startswith(name)), default=0.0)
 
 
@@ -87,10 +87,10 @@ class _Job:
     place: int
     start: float
     steps: list[tuple[Round, int]] = field(default_factory=list)
-    at: int = 0  # which of the steps
-    left: int = 0  # how often it is still to be repeated
-    flowing: int = 0  # flows of the present step that have not ended
-    flow: Flow | None = None  # of a kernel
+    at: int = 0  # the number of the step
+    left: int = 0  # the remaining repetitions
+    flowing: int = 0  # the flows of this step that have not ended
+    flow: Flow | None = None  # the body of a kernel
 
 
 class _Engine:
@@ -106,14 +106,14 @@ class _Engine:
         self._waiting = [len(set(task.after)) for task in tasks]
         self._followers: list[list[int]] = [[] for _ in tasks]
         self._kernel: _Job | None = None
-        # Bytes under way: what each flow would go on at, and bytes per second that leave here.
+        # The active flows, each with its rate without contention; the bytes per second that leave.
         self._moving: dict[Flow, float] = {}
         self._flowing = 0.0
         self._released = 0
         self._left = len(tasks)
         self._held = 0
         self._spans: list[Span] = []
-        # Rounds of a training step recur: flows are made from templates.
+        # The rounds of a training step repeat, so flows are made from templates.
         self._templates: dict[
             int, tuple[Round, list[tuple[float, float, float, tuple[Any, ...]]]]
         ] = {}
@@ -173,7 +173,7 @@ class _Engine:
         self._step(job, now + task.start)
 
     def _step(self, job: _Job, now: float) -> None:
-        """Sends off the flows of the next step, each after its latency."""
+        """Starts the flows of the next step, each after its latency."""
         round_, size = job.steps[job.at]
         template = self._template(round_)
         job.flowing = len(template)
@@ -187,10 +187,10 @@ class _Engine:
             self._push(now + latency * size, _BODY, (job, flow))
 
     def _template(self, round_: Round) -> list[tuple[float, float, float, tuple[Any, ...]]]:
-        """Latency, size, cap and draws of each flow of a round.
+        """The latency, size, cap and draws of each flow of a round.
 
-        Flows of a round go on in proportion to their sizes, as a library does that serves all its
-        peers in turn, and have weights with which those on the busiest resource count as one.
+        The rates of a round's flows are proportional to their sizes, as in a library that serves
+        its peers in turn. Their weights make the flows on the busiest resource count as one.
         """
         known = self._templates.get(id(round_))
         if known is not None and known[0] is round_:
@@ -217,7 +217,7 @@ class _Engine:
         return template
 
     def _body(self, job: _Job, flow: Flow | None, now: float) -> None:
-        """A latency or a launch is over: bytes flow."""
+        """Called when a latency or a launch has ended. Bytes begin to flow."""
         if flow is None:
             kernel = job.task.kernel
             assert kernel is not None
@@ -275,7 +275,8 @@ class _Engine:
     def _finish(self, job: _Job, now: float) -> None:
         task = job.task
         sizes = (task.num_bytes, task.num_flops)
-        if task.kernel is not None or task.rounds or now > job.start:  # not what only joins others
+        joins = task.kernel is None and not task.rounds and now <= job.start
+        if not joins:  # a task that only joins others has no span
             self._spans.append(Span(0, task.lane, task.name, task.kind, job.start, now, *sizes))
         self._left -= 1
         self._busy[task.lane] = None
@@ -285,27 +286,28 @@ class _Engine:
                 self._release(place)
 
     def _release(self, place: int) -> None:
-        """A task has nothing to wait for but its lane."""
+        """Called when a task waits only for its lane."""
         task = self._tasks[place]
         self._released += 1
         rank = self._released if task.kernel is None else place
         heappush(self._ready[task.lane], (rank, place))
 
     def _hold(self, units: int) -> None:
-        """Compute units are taken by communication, or given back."""
+        """Takes compute units for communication, or gives them back."""
         if not units:
             return
         self._held += units
         self._recap()
 
     def _recap(self) -> None:
-        """What runs beside the kernel has changed."""
+        """Called when the load beside the kernel has changed."""
         job = self._kernel
         if job is not None and job.flow is not None and job.task.kernel is not None:
             self._sharing.set_cap(job.flow, self._cap(job.task.kernel))
 
     def _meet(self) -> None:
-        """A kernel has started or ended: bytes over the links of the device feel it."""
+        """Called when a kernel has started or ended, which changes the speed of bytes over the
+        links of the device."""
         for flow, alone in self._moving.items():
             if _inside(flow):
                 meeting = self._contention(flow.owner.task.units)
@@ -331,12 +333,12 @@ class _Engine:
 
 
 def _inside(flow: Flow) -> bool:
-    """Whether bytes pass the links of the device's node, and not only its network card."""
+    """Whether bytes use the links inside the node, and not only the network card."""
     return any(resource.name[0] == "out" for resource, _ in flow.draws)
 
 
 def _leaving(flow: Flow, rate: float) -> float:
-    """Bytes per second that leave the device by a flow, over its links and its network card."""
+    """The bytes per second of a flow that leave the device, over links and network card."""
     return sum(
         rate * draw for resource, draw in flow.draws if resource.name[0] in ("out", "card out")
     )

@@ -1,9 +1,9 @@
-"""A collective as tasks of one device: one stage, or stages level by level in pipelined chunks.
+"""Lowers a collective to tasks of one device: one stage, or one per level in pipelined chunks.
 
-Level by level, what crosses the network is cut to what must: gathering goes over the network first,
-while a device still holds little, and inside the node last; scattering goes the other way. Chunks
-let one level work on a chunk while the next level has the one before. On a torus, chunks take turns
-in which axis they begin with, so that all of them work all the time.
+With one stage per level, only the necessary bytes cross the network. A gather uses the network
+first, while a device still holds little, and the links inside the node last; a scatter does the
+opposite. With chunks, one level works on a chunk while the next level works on the chunk before. On
+a torus, chunks begin with different axes in turn, so that all axes are always busy.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ BY_LEVEL = ("hierarchical", "in-order")
 CHUNKED = (*BY_LEVEL, "mixed", "tree")
 DEFAULT_CHUNKS = 8
 WINDOW = 2
-"""A level is at most so many chunks ahead of the next: there is only so much room between them, and
-levels that share cards must not starve the one that everything waits for."""
+"""The largest number of chunks by which a level is ahead of the next. The memory between them is
+limited, and levels that share network cards must not starve the level that all others wait for."""
 
 LEAST_SHARE = 0.01
 _LETTERS = "xyzuvw"
@@ -32,12 +32,12 @@ _LETTERS = "xyzuvw"
 
 @dataclass(frozen=True)
 class Algorithm:
-    """A name, and for `hierarchical` and `in-order` what every level does: inside, then between
-    nodes; nothing means whatever is quickest there."""
+    """A name, and for `hierarchical` and `in-order` the algorithm of every level: inside a node,
+    then between nodes. Without one, the fastest is used."""
 
     name: str
     levels: tuple[str, ...] = ()
-    outward: bool = False  # the network before the node where others have it after
+    outward: bool = False  # the network before the node, where the others have it after
 
     @classmethod
     def parse(cls, text: str) -> Algorithm:
@@ -64,7 +64,7 @@ class Algorithm:
         return self.name + (f":{'+'.join(self.levels)}" if self.levels else "")
 
     def at(self, axis: int) -> str | None:
-        """What is done on an axis, if it is said."""
+        """The algorithm of an axis, if one was given."""
         if self.name == "tree":
             return "tree" if axis else None
         if not self.levels:
@@ -87,11 +87,12 @@ def lower(
     units: int = 0,
     lanes: str = "",
 ) -> list[ClusterTask]:
-    """The tasks of a collective over the ranks along some axes (by default all of them).
+    """The tasks of a collective over the ranks along some axes (by default along all).
 
-    `total` is the gathered result, the input of a reduce-scatter or all-to-all on each rank, or the
-    vector of an all-reduce. The tasks will stand at place `first` of a list; its last task ends
-    last. `start` is what the library takes to start and end it, by default the cluster's.
+    `total`: the bytes of the gathered result, of the input of a reduce-scatter or all-to-all on
+    each rank, or of the vector of an all-reduce. `first`: the position of the first task in the
+    list of all tasks. The last task ends last. `start`: the seconds that the library takes to start
+    and end it, by default those of the cluster.
     """
     if find_kind(kind).name not in UNROOTED:
         raise Unsupported(
@@ -117,12 +118,12 @@ def lower(
 
 
 Stages = list[tuple[int, list[Round]]]
-"""(axis, rounds) of a chunk, in order."""
+"""The (axis, rounds) of a chunk, in order."""
 
 
 @dataclass(frozen=True)
 class _Frame:
-    """What all tasks of a collective have in common."""
+    """The common properties of all tasks of a collective."""
 
     name: str
     after: tuple[int, ...]
@@ -130,14 +131,14 @@ class _Frame:
     units: int
     lanes: str
     bounded: bool = True
-    weights: Mapping[int, float] = field(default_factory=dict)  # by axis, beside others of it
+    weights: Mapping[int, float] = field(default_factory=dict)  # by axis
 
 
 def _pipeline(wiring: Wiring, chunks: list[Stages], frame: _Frame, first: int) -> list[ClusterTask]:
-    """Tasks for every stage of every chunk, and one end for whoever waits for the whole."""
+    """The tasks of all stages of all chunks, and one task at the end that joins them."""
     tasks: list[ClusterTask] = []
     ends: list[int] = []
-    earlier: dict[int, list[list[int]]] = {}  # the tasks of chunks with the same stages
+    earlier: dict[int, list[list[int]]] = {}  # the tasks of the chunks with the same stages
     for number, stages in enumerate(chunks):
         before = frame.after
         alike = earlier.setdefault(id(stages), [])
@@ -174,7 +175,7 @@ def _pipeline(wiring: Wiring, chunks: list[Stages], frame: _Frame, first: int) -
 def _chunks(
     wiring: Wiring, kind: str, total: float, axes: Axes, algorithm: Algorithm, chunks: int
 ) -> list[Stages]:
-    """The stages of every chunk; chunks that do the same have the same object."""
+    """The stages of every chunk. Chunks with equal stages share one object."""
     cut = [
         _stages(wiring, kind, total / chunks, axes, algorithm, turn)
         for turn in range(min(chunks, max(1, len(wiring.shape) - 1)))
@@ -185,21 +186,21 @@ def _chunks(
 def _mixed(
     wiring: Wiring, kind: str, total: float, axes: Axes, chunks: int, frame: _Frame, first: int
 ) -> list[ClusterTask]:
-    """Beside the usual order of levels, a share goes in the opposite one, which asks more of the
-    network and less of the node: as much as it takes for both to be busy for as long."""
+    """Sends a share of the bytes through the levels in the opposite order, which loads the network
+    more and the node less. The share is such that both are busy for the same time."""
     if kind == "all_to_all":
         raise Unsupported("all_to_all is not mixed: direct sends every byte once already")
     orders = (Algorithm("hierarchical", outward=True), Algorithm("hierarchical"))
     whole = [_chunks(wiring, kind, total, axes, order, chunks) for order in orders]
     share = _balance(*(_busy(wiring, cut) for cut in whole))
-    if min(share, 1.0 - share) < LEAST_SHARE:  # not worth a pipeline of its own
+    if min(share, 1.0 - share) < LEAST_SHARE:  # too little for a separate pipeline
         share = float(round(share))
     shares = (share, 1.0 - share)
     cuts = [
         _chunks(wiring, kind, part * total, axes, order, chunks)
         for part, order in zip(shares, orders, strict=True)
     ]
-    # On every level the two get what they need of it, so that they end together.
+    # On every level each of the two gets the share that it needs, so that they end together.
     needs = [{axis: _axis_seconds(wiring, cut, axis) for axis in axes} for cut in cuts]
     tasks: list[ClusterTask] = []
     ends = []
@@ -229,7 +230,7 @@ def _axis_seconds(wiring: Wiring, chunks: list[Stages], axis: int) -> float:
 
 
 def _balance(one: dict[Name, float], other: dict[Name, float]) -> float:
-    """The share of `one` with which the busiest resource of both together is busy least."""
+    """The share of `one` for which the busiest resource of both together is least busy."""
     names = {*one, *other}
     shares = {0.0, 1.0}
     for a in names:
@@ -274,18 +275,18 @@ def _axis_name(wiring: Wiring, axis: int) -> str:
 def _stages(
     wiring: Wiring, kind: str, total: float, axes: Axes, algorithm: Algorithm, turn: int
 ) -> Stages:
-    """What a chunk does, level by level; `turn` is where it begins on a torus."""
+    """The stages of a chunk, level by level. `turn`: the axis at which it begins on a torus."""
     wide = [axis for axis in axes if wiring.shape[axis] > 1]
     between = [axis for axis in wide if axis]
     if between and algorithm.name == "hierarchical" and all(map(wiring.is_ring, between)):
         turn %= len(between)
         between = [*between[turn:], *between[:turn]]
     inside = [axis for axis in wide if not axis]
-    # Scattering goes inside first, gathering backwards.
+    # A scatter begins inside the node; a gather is the reverse.
     inward = [*between, *inside] if algorithm.outward else [*inside, *between]
     if kind == "all_to_all":
         if len(between) > 1 and algorithm.at(1) is None and not wiring.is_ring(between[0]):
-            # Levels of switches share the cards: to pass over them once is enough.
+            # Levels of switches share the network cards, so one pass over them is enough.
             there = (between[-1], flat(wiring, kind, total, tuple(between), "direct"))
             return [
                 *((axis, _level(wiring, kind, total, axis, algorithm)) for axis in inside),
@@ -309,7 +310,7 @@ def _stages(
         for axis in reversed(inward)
     ]
     if kind == "all_reduce" and inward:
-        # The last axis of the one is the first of the other: an all-reduce along it.
+        # The last axis of the scatter is the first of the gather: an all-reduce along it.
         last = inward[-1]
         middle = _level(wiring, "all_reduce", sizes[last], last, algorithm)
         return [*scattering[:-1], (last, middle), *gathering[1:]]

@@ -1,8 +1,8 @@
-"""A plan on a cluster: the same tasks as inside a node, with copies between nodes over the network.
+"""Simulates a plan on a cluster: as inside a node, but copies between nodes use the network.
 
-Ranks fill one node after the other. Copies between nodes draw on the cards of both, and on leaf
-switches or cables on their way; every rank is simulated, for flat plans do not look the same from
-every rank of a cluster.
+Ranks fill one node after another. Copies between nodes use the network cards of both, and the leaf
+switches or cables between them. Every rank is simulated, because ranks of a flat plan differ on a
+cluster.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def run_plan(plan: Plan, cluster: Cluster) -> Simulation:
 
 
 def check_plan(plan: Plan, cluster: Cluster) -> None:
-    """Refuses a plan that the cluster cannot run, with the reason."""
+    """Raises, with the reason, if the cluster cannot run the plan."""
     world = plan.operation.world
     if world != cluster.world:
         raise Unsupported(
@@ -46,7 +46,7 @@ def check_plan(plan: Plan, cluster: Cluster) -> None:
 
 
 class _ClusterNode(Node):
-    """The resources of all nodes, and what is between them."""
+    """The resources of all nodes, and those between them."""
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster.device, cluster.world, False)
@@ -65,7 +65,7 @@ class _ClusterNode(Node):
             self._capacity["cable"] = network.bandwidth
 
     def latency(self, source: int, target: int) -> float:
-        """What the network adds to a copy."""
+        """The resources that the network adds to a copy."""
         hops = self._path(source // self._devices, target // self._devices)
         network, nics = self.cluster.network, self.cluster.nics
         if network is None or not hops:
@@ -99,13 +99,13 @@ class _ClusterNode(Node):
         return rank % self._devices * min(nics.count, self._devices) // self._devices
 
     def _hops(self, source: int, target: int) -> list[tuple[int, int]]:
-        """Along the ring of a node: ranks of other nodes are not on it."""
+        """The hops along the ring of a node. Ranks of other nodes are not on it."""
         first = source - source % self._devices
         stops = _ring(source - first, target - first, self._devices)
         return [(first + one, first + two) for one, two in pairwise(stops)]
 
     def _path(self, here: int, there: int) -> list[tuple[int, int]]:
-        """Hops between two nodes: neighbours along the axes of a torus, or switches."""
+        """The hops between two nodes: neighbours along the axes of a torus, or switches."""
         network = self.cluster.network
         if network is None or here == there:
             return []
@@ -140,7 +140,7 @@ class _ClusterEvents(Events):
 
 
 def _ring(source: int, target: int, size: int) -> list[int]:
-    """Stops on the shorter way round."""
+    """The stops on the shorter way around."""
     up = (target - source) % size
     step, count = (1, up) if 2 * up <= size else (-1, size - up)
     return [(source + step * hop) % size for hop in range(count + 1)]

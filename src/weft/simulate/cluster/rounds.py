@@ -1,8 +1,8 @@
-"""What a collective does, round by round: every rank sends to ranks that are equally far from it.
+"""A collective as rounds: in each, every rank sends to ranks at the same distance.
 
-A round ends when all of its bytes have arrived, and the next one begins. Equal moves are one move
-with a count, and equal rounds one round that repeats, so that a collective of a thousand ranks is
-a handful of objects.
+A round ends when all of its bytes have arrived; then the next one begins. Equal moves are one move
+with a count, and equal rounds are one round that repeats. So a collective of a thousand ranks is
+only a few objects.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 from weft.simulate.cluster.wiring import Axes, Draws, Name, Shift, Wiring
 
 MOST_STEPS = 64
-"""A stage of more equal rounds than this is followed in so many steps of several rounds each."""
+"""A stage with more equal rounds than this is simulated in this many steps of several rounds."""
 
 
 @dataclass(frozen=True)
 class Move:
-    """Every rank sends `size` bytes to the rank that is `shift` away, or to each of the `count`
-    others along `axes`."""
+    """Every rank sends `size` bytes to the rank at distance `shift`, or to each of the `count`
+    other ranks along `axes`."""
 
     size: float
     shift: Shift = ()
@@ -29,10 +29,10 @@ class Move:
 
 @dataclass(frozen=True)
 class Round:
-    """Moves that go on at once, `repeat` times after each other.
+    """Moves that happen at once, repeated `repeat` times.
 
-    `trips` is how often the latency is paid in a row (a tree pays it for every level), `summed`
-    the bytes that are added up when they have arrived.
+    `trips`: how many latencies follow each other (a tree has one for every level). `summed`: the
+    bytes that are added when they have arrived.
     """
 
     moves: tuple[Move, ...]
@@ -43,21 +43,21 @@ class Round:
 
 @dataclass(frozen=True)
 class Stream:
-    """Flows of a round that are alike: the bytes that they draw from each resource together, from
-    `latency` on."""
+    """Equal flows of a round: the bytes that they draw together from each resource, after
+    `latency` seconds."""
 
     latency: float
     amounts: Draws
 
 
 def streams(wiring: Wiring, round_: Round) -> list[Stream]:
-    """The flows of a round, those that are alike as one."""
+    """The flows of a round; equal flows are one."""
     found: dict[tuple[object, ...], Stream] = {}
     for move in round_.moves:
         if move.size <= 0.0:
             continue
         ways = wiring.ways(move.shift, move.axes)
-        # A card's time for a message is as good as bytes that it could have sent meanwhile.
+        # The time of a network card for a message counts as the bytes it could have sent meanwhile.
         more = wiring.message_bytes
         for way in ways:
             key = (way.latency, *way.per_byte)
@@ -71,7 +71,7 @@ def streams(wiring: Wiring, round_: Round) -> list[Stream]:
 
 
 def alone(wiring: Wiring, rounds: Sequence[Round]) -> float:
-    """Seconds of the rounds if nothing else goes on: latency, then the busiest resource."""
+    """The seconds of the rounds if nothing else runs: latency, then the busiest resource."""
     total = 0.0
     for round_ in rounds:
         moving = max(busy(wiring, [replace(round_, repeat=1)]).values(), default=0.0)
@@ -81,7 +81,7 @@ def alone(wiring: Wiring, rounds: Sequence[Round]) -> float:
 
 
 def busy(wiring: Wiring, rounds: Sequence[Round]) -> dict[Name, float]:
-    """For how many seconds the rounds keep every resource busy."""
+    """The seconds for which the rounds use each resource."""
     load: dict[Name, float] = {}
     for round_ in rounds:
         for stream in streams(wiring, round_):
@@ -92,21 +92,21 @@ def busy(wiring: Wiring, rounds: Sequence[Round]) -> dict[Name, float]:
 
 
 def summing(wiring: Wiring, round_: Round) -> float:
-    """Seconds of adding up what has arrived: two reads and a write of every byte."""
+    """The seconds of adding what has arrived: two reads and one write per byte."""
     rate = wiring.cluster.sum_bandwidth
     return 0.0 if rate is None else 3.0 * round_.summed / rate
 
 
 def sent(rounds: Sequence[Round]) -> float:
-    """Bytes that a rank sends."""
+    """The bytes that a rank sends."""
     return sum(r.repeat * sum(m.size * m.count for m in r.moves) for r in rounds)
 
 
 def coarse(rounds: Sequence[Round]) -> list[tuple[Round, int]]:
-    """The same rounds in fewer steps: (round, how many of it are one step).
+    """The same rounds in fewer steps: (round, the number of its repetitions in one step).
 
-    Steps take as long as their rounds would one after the other; only what else shares the links
-    meanwhile is felt a little later.
+    A step takes as long as its rounds one after another. Only other flows on the same links have
+    their effect a little later.
     """
     found: list[tuple[Round, int]] = []
     for round_ in rounds:

@@ -1,18 +1,18 @@
-"""Which shared resources bytes between two devices of a cluster draw on, seen from one device.
+"""The shared resources of bytes between two devices of a cluster, seen from one device.
 
-All devices do the same, shifted around their node and around the network. So one device stands for
-all, resources that a shift maps onto each other are one, and what several devices share (the links
-of a node to the network, the way up from a leaf switch) is there as one device's part of it.
-A rank is addressed by how far it is: a shift along the devices of the node, then along every axis
-of the network.
+All devices do the same, shifted around their node and around the network. So one device represents
+all, and resources that a shift maps onto each other are one. A resource that several devices share
+(the links of a node to the network, the links up from a leaf switch) is modelled as one device's
+part of it. The address of a rank is its distance: a shift along the devices of the node, then along
+every axis of the network.
 
-    out, in          all that leaves or enters a device over the links of its node
+    out, in          all bytes that leave or enter a device over the links of its node
     link, peer       mesh: one for every distance
     ring, direction  ring: the link to the next device, upwards and downwards
-    card out, in     a device's part of the network cards
-    up, down         fat tree: its part of the way between leaf switches
+    card out, in     the device's part of the network cards
+    up, down         fat tree: its part of the links between leaf switches
     cable            ring and torus between nodes: by axis and direction; mesh: by distance
-    memory           of the device: what it sends is read, what it gets is written
+    memory           of the device: what it sends is read, what it receives is written
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from weft.machine import Cluster
 from weft.simulate.sharing import Resource
 
 Shift = tuple[int, ...]
-"""How far away a rank is along each axis: the devices of a node, then the network's axes."""
+"""The distance of a rank along each axis: the devices of a node, then the network's axes."""
 
 Name = tuple[str, int, int]
-"""Kind of a resource, axis, and direction or distance."""
+"""The kind of a resource, its axis, and its direction or distance."""
 
 Draws = dict[Name, float]
 
 Axes = tuple[int, ...]
-"""Axes of a cluster that take part in something: 0 is the devices of a node."""
+"""The axes of a cluster over which something runs. Axis 0 is the devices of a node."""
 
 MOST_WAYS = 64
-"""With more ways than this to all others, those of equal latency go on as one."""
+"""If there are more routes than this to all others, those of equal latency are merged."""
 
 
 @dataclass(frozen=True)
 class Route:
-    """A way to a rank for `share` of the bytes; the first of them arrive after `latency`."""
+    """A route to a rank for `share` of the bytes. The first of them arrive after `latency`."""
 
     share: float
     draws: Draws
@@ -51,7 +51,7 @@ class Route:
 
 @dataclass(frozen=True)
 class Way:
-    """Routes that are alike: what they draw together for each byte and for each message sent."""
+    """Equal routes: what they draw together for each byte and for each message."""
 
     latency: float
     per_byte: Draws
@@ -59,7 +59,7 @@ class Way:
 
 
 class Wiring:
-    """The resources of a cluster, made when first drawn on."""
+    """The resources of a cluster, each made when it is first used."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -94,13 +94,13 @@ class Wiring:
         return self.resource(("memory", 0, 0))
 
     def at(self, axis: int, distance: int) -> Shift:
-        """The rank so far away along one axis."""
+        """The rank at this distance along one axis."""
         return tuple(distance % size if i == axis else 0 for i, size in enumerate(self.shape))
 
     def shifts(self, axes: Axes) -> Iterator[tuple[Shift, int]]:
-        """All other ranks along some axes, those that are reached alike as one, and how many.
+        """All other ranks along some axes, as one rank for each kind of route, and their numbers.
 
-        Behind a switch all nodes are reached alike; on cables each has a way of its own.
+        Behind a switch all nodes have the same kind of route; on cables each has its own.
         """
         ranges = [list(self._distances(axis)) if axis in axes else [(0, 1)] for axis in self._axes]
         for each in product(*ranges):
@@ -112,7 +112,7 @@ class Wiring:
                 yield shift, count
 
     def routes(self, shift: Shift) -> list[Route]:
-        """The ways to a rank. Bytes that go half-way round a ring take both directions."""
+        """The routes to a rank. Bytes that go halfway around a ring use both directions."""
         node = shift[1:]
         if not any(node):
             return self._inside(shift[0])
@@ -137,18 +137,18 @@ class Wiring:
 
     @property
     def message_bytes(self) -> float:
-        """What a card could have sent while it deals with one message."""
+        """The bytes that a network card could send in the time that it needs for one message."""
         nics = self.cluster.nics
         return 0.0 if nics is None else nics.message * nics.bandwidth
 
     def ways(self, shift: Shift, axes: Axes) -> tuple[Way, ...]:
-        """The ways to one rank, or to all others along some axes."""
+        """The routes to one rank, or to all others along some axes."""
         if not axes:
             return tuple(map(_way, self.routes(shift), repeat(1)))
         return _everyone(self.cluster, axes)
 
     def is_ring(self, axis: int) -> bool:
-        """Whether neighbours along an axis have links of their own, and others are beyond them."""
+        """Whether only neighbours along an axis have links to each other."""
         if axis == 0:
             return self.cluster.links.topology == "ring"
         network = self.cluster.network
@@ -185,7 +185,7 @@ class Wiring:
         ]
 
     def _cables(self, base: Draws, node: Shift, latency: float) -> list[Route]:
-        """Along one axis after the other, the shorter way round each."""
+        """The route along one axis after another, on the shorter way around each."""
         network = self.cluster.network
         assert network is not None
         found = [Route(1.0, base, latency)]
@@ -224,7 +224,7 @@ def _everyone(cluster: Cluster, axes: Axes) -> tuple[Way, ...]:
 
 
 def _way(route: Route, count: int) -> Way:
-    """`count` such routes. Only cards deal with messages."""
+    """`count` such routes. Messages cost time only on network cards."""
     per_byte = {name: draw * route.share * count for name, draw in route.draws.items()}
     per_message = {
         name: draw * count for name, draw in route.draws.items() if name[0].startswith("card")
@@ -233,9 +233,8 @@ def _way(route: Route, count: int) -> Way:
 
 
 def _ways(distance: int, size: int) -> list[tuple[float, int, int]]:
-    """Share, direction and hops of the shorter way round a ring; both where they are as long.
-
-    Two nodes have one link between them, not two.
+    """The share, direction and hops of the shorter way around a ring; both ways if they are equally
+    long. Two nodes have one link between them, not two.
     """
     up = distance % size
     if size == 2:

@@ -1,7 +1,7 @@
-"""What a task costs on a machine when it runs alone, in pieces an event simulator can share out.
+"""The cost of a task that runs alone on a machine, in parts that the event simulator can share.
 
-Every cost has a fixed part that nothing else can use, and a body that needs compute units, memory
-traffic or link time. Contention is not modelled here: it follows from sharing those.
+Every cost has a fixed part that uses no shared resource, and a body that uses compute units, memory
+or links. Contention is not included: it follows from sharing these resources.
 """
 
 from weft.simulate.cost.collective_cost import collective, dma_variants

@@ -1,7 +1,7 @@
-"""Whole collectives in closed form: driven by compute units, or by copy engines in their variants.
+"""The times of whole collectives in closed form, driven by compute units or by copy engines.
 
-Sizes are totals: the gathered result of an all-gather, the input of a reduce-scatter or
-all-to-all, the vector of an all-reduce.
+Sizes are totals: of the gathered result of an all-gather, of the input of a reduce-scatter or
+all-to-all, of the vector of an all-reduce.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from weft.simulate.cost.memory import memory_bound
 VARIANTS: dict[str, tuple[str, ...]] = {
     kind: COMMANDS[kind] for kind in UNROOTED if not find_kind(kind).sums
 }
-"""The command variants of copy engines, by the kind of collective that has some."""
+"""The command variants of copy engines, by kind of collective."""
 
 Parts = tuple[tuple[str, float], ...]
-"""Names and seconds of what a collective spends its time on."""
+"""The parts of a collective's time, with their seconds."""
 
 
 def collective(
@@ -36,11 +36,11 @@ def collective(
     prelaunch: bool = False,
     units: int | None = None,
 ) -> float:
-    """Seconds of one collective over `world` devices of a node.
+    """The seconds of one collective over `world` devices of a node.
 
-    `units` limits the compute units of a core-driven one. `variant` is for `driver="dma"`, where
-    None means the quickest. Engines cannot add: their reduce-scatter is an all-to-all and a kernel
-    that sums, their all-reduce that and an all-gather.
+    `units`: a limit for the compute units of a core-driven one. `variant`: for `driver="dma"`; None
+    is the fastest. Engines cannot add, so their reduce-scatter is an all-to-all and a kernel that
+    adds, and their all-reduce is that and an all-gather.
     """
     asked = (machine, kind, total_bytes, world)
     found = parts(*asked, driver=driver, variant=variant, prelaunch=prelaunch, units=units)
@@ -58,7 +58,7 @@ def parts(
     prelaunch: bool = False,
     units: int | None = None,
 ) -> Parts:
-    """What the seconds of `collective` are made of, by name; one follows the other."""
+    """The parts of the seconds of `collective`, by name, in their order."""
     _check(machine, kind, total_bytes, world)
     if driver not in ("cores", "dma"):
         raise Unsupported(f"A collective is driven by cores or dma, not {driver}.")
@@ -79,7 +79,7 @@ def parts(
 def dma_variants(
     machine: Machine, kind: str, total_bytes: float, world: int
 ) -> dict[tuple[str, bool], float]:
-    """Seconds of every engine variant, by (variant, prelaunched)."""
+    """The seconds of every engine variant, by (variant, prelaunched)."""
     _check(machine, kind, total_bytes, world)
     if find_kind(kind).sums:
         able = [name for name in UNROOTED if not find_kind(name).sums]
@@ -107,11 +107,11 @@ def _seconds(found: Parts) -> float:
 def _by_cores(
     machine: Machine, kind: str, total_bytes: float, world: int, units: int | None
 ) -> Parts:
-    """The library takes the protocol that is quickest, of those it has for the size."""
+    """The time with the fastest protocol that the library has for the size."""
     cores, links = machine.cores, machine.links
     peers = world - 1
-    # Fewer devices leave links of a mesh unused; fewer units leave all of them hungry, and let
-    # peers take turns, each of which costs what a launch of the collective does.
+    # With fewer devices, some links of a mesh are unused. With fewer units, no link is full, and
+    # peers take turns, each of which costs as much as a launch of the collective.
     reach, turns = links.out_of_device(world) / links.out_of_device(links.world), 1
     if units is not None:
         enough = _enough(machine, kind)
@@ -139,7 +139,7 @@ def _by_cores(
 
 
 def bandwidth_by_cores(machine: Machine, kind: str, world: int, units: int | None = None) -> float:
-    """Bytes per second that a large core-driven collective brings out of a device."""
+    """The bytes per second that leave a device in a large core-driven collective."""
     cores, links, peers = machine.cores, machine.links, world - 1
     reach = links.out_of_device(world) / links.out_of_device(links.world)
     if units is not None:
@@ -152,13 +152,13 @@ def bandwidth_by_cores(machine: Machine, kind: str, world: int, units: int | Non
 
 
 def _enough(machine: Machine, kind: str) -> int:
-    """Compute units with which a collective saturates its links."""
+    """The compute units with which a collective saturates its links."""
     cores = machine.cores
     return cores.all_to_all_units if kind == "all_to_all" else cores.all_gather_units
 
 
 def _protocols(machine: Machine, kind: str, each: float) -> list[Protocol]:
-    """The protocols that a library uses for a collective in which a rank has so many bytes."""
+    """The protocols that a library uses for a collective with this many bytes per rank."""
     for_it = [p for p in machine.cores.protocols if not p.collectives or kind in p.collectives]
     within = [p for p in for_it if each <= p.most_bytes]
     return within or for_it or list(machine.cores.protocols)
@@ -184,11 +184,11 @@ def _by_engines(
 
 @dataclass(frozen=True)
 class _EngineUse:
-    """How a variant uses the engines of one device."""
+    """The use of the engines of one device by a variant."""
 
     engines: float
-    packets: int  # on each engine
-    rate_share: float  # of a plain copy's rate, in each packet
+    packets: int  # of each engine
+    rate_share: float  # relative to a plain copy, in each packet
 
 
 def _work(machine: Machine, variant: str, world: int) -> _EngineUse:
@@ -198,7 +198,7 @@ def _work(machine: Machine, variant: str, world: int) -> _EngineUse:
     if variant == "bcst":
         return _EngineUse(-(-peers // 2), 1, machine.engines.broadcast_share)
     if variant == "swap":
-        # A pair shares one swap, so each device commands half of its pairs.
+        # Two devices share one swap, so each device commands half of its pairs.
         return _EngineUse(peers / 2, 1, machine.engines.swap_share)
     return _EngineUse(peers, 1, 1.0)
 
@@ -212,13 +212,13 @@ def _variant(
     work = _work(machine, variant, world)
     rate = min(engines.bandwidth, links.to_one_peer())
     together = min(work.engines, engines.count) * rate
-    # Engines share the way out of the device; more copies than engines take turns.
+    # Engines share the bandwidth out of the device. More copies than engines take turns.
     rate *= min(1.0, links.out_of_device(world) / together)
     turns = max(1.0, work.engines / engines.count)
     piece = total_bytes / world
     moving = work.packets * piece / (rate * work.rate_share) * turns
-    # One host thread commands engine after engine and then waits for each in turn. Prelaunched
-    # engines wait already, so that one write starts them all.
+    # One host thread commands the engines one after another, and then waits for each in turn.
+    # Prelaunched engines already wait, so one write starts them all.
     if prelaunch:
         commanding = engines.release + work.engines * engines.collective_completion
     else:

@@ -1,4 +1,4 @@
-"""One copy between devices or inside one, by a copy engine or by compute units."""
+"""The cost of one copy between devices or inside one, by a copy engine or by compute units."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from weft.simulate.cost.memory import bandwidth_of
 class CopyCost:
     """`seconds` = `command` + `bytes` / `rate` + `completion`.
 
-    `command` passes before bytes flow, `rate` is what engine and link allow when nothing else uses
-    them, `completion` passes until a waiter knows. `traffic` is memory traffic at *each* end, and
-    `units` the compute units held meanwhile.
+    `command`: the time before bytes flow. `rate`: that of engine and link if nothing else uses
+    them. `completion`: the time until a waiting task knows the end. `traffic`: the memory traffic
+    at *each* end. `units`: the compute units that are held meanwhile.
     """
 
     seconds: float
@@ -36,9 +36,9 @@ def copy(
     prelaunched: bool = False,
     remote: bool = True,
 ) -> CopyCost:
-    """Cost of copying `bytes` that lie in `rows` equal runs, to one peer or inside the device.
+    """The cost of copying `bytes` in `rows` equal runs, to one peer or inside the device.
 
-    `prelaunched`: the command waits in the engine's queue and is released by one memory write.
+    `prelaunched`: the command waits in the engine's queue, and one memory write releases it.
     """
     if bytes < 0 or rows < 1:
         raise Unsupported(f"A copy cannot have {bytes} bytes in {rows} rows.")
@@ -57,7 +57,7 @@ def _by_engine(
     engines = machine.engines
     reach = min(engines.bandwidth, machine.links.to_one_peer())
     rate = reach if remote else engines.local_bandwidth
-    # Every further row costs the engine a little: short rows never reach the link's rate.
+    # Every further row costs the engine some time, so short rows never reach the link's rate.
     if rows > 1:
         rate = size / (size / rate + (rows - 1) * engines.row)
     start = engines.release if prelaunched else engines.command + engines.schedule
@@ -70,7 +70,7 @@ def _by_engine(
 def _by_cores(machine: Machine, size: float, remote: bool) -> CopyCost:
     cores, launch = machine.cores, machine.launch
     units = min(cores.copy_units, machine.compute.units)
-    inside = bandwidth_of(machine, units) / 2.0  # a byte is read and written
+    inside = bandwidth_of(machine, units) / 2.0  # every byte is read and written
     rate = min(machine.links.to_one_peer(), inside) if remote else inside
     command = launch.kernel + (machine.links.latency if remote else 0.0)
     completion = launch.signal + launch.poll

@@ -1,10 +1,11 @@
-"""How far the cost models are from measurements: every comparison weft answers for, in one call."""
+"""Compares the cost models with published measurements: all comparisons, in one call."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from weft.dtype import PUBLISHED
 from weft.machine import Machine, load, measurements
 from weft.plan.command_variants import COMMANDS
 from weft.simulate.cost.collective_cost import collective, dma_variants
@@ -12,16 +13,15 @@ from weft.simulate.cost.copy import copy
 from weft.simulate.cost.gemm import gemm
 
 MEBI = 1 << 20
-DTYPE_NAMES = {"bf16": "bfloat16", "int8": "int8", "fp8-blockscale": "float8_blockscale"}
-# GEMMs as compute-bound and memory-bound as those of the sources: the layers of Llama-2-70B
-# (columns, depth) over the tokens of training batches and of token-by-token inference.
+# GEMMs that are compute-bound and memory-bound like those of the sources: the layers of
+# Llama-2-70B (columns, depth) for the tokens of training batches and of decoding.
 TOKENS = {"compute": (4096, 8192, 16384), "memory": (16, 32, 64)}
 LAYERS = ((8192, 8192), (28672, 8192), (8192, 28672), (10240, 8192))
 
 
 @dataclass(frozen=True)
 class Row:
-    """One measurement and what the model says. `error` is relative unless `what` says otherwise."""
+    """One measurement and its prediction. `error` is relative unless `what` states otherwise."""
 
     what: str
     size: str
@@ -32,7 +32,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Summary:
-    """A number over many rows, and the bounds it must stay within, if any were promised."""
+    """A number over many rows, and its promised bounds, if there are any."""
 
     what: str
     measure: str
@@ -53,7 +53,7 @@ class Fidelity:
 
 
 def compare() -> Fidelity:
-    """All comparisons of the shipped machines with the shipped measurements."""
+    """All comparisons of the included machines with the included measurements."""
     parts = [_gemms(), _collectives(), _copies(), _variants(), _units_taken(), _ficco()]
     return Fidelity(
         tuple(row for rows, _ in parts for row in rows),
@@ -62,7 +62,9 @@ def compare() -> Fidelity:
 
 
 Part = tuple[list[Row], list[Summary]]
-Promise = tuple[float | None, float | None]  # mean error for m >= 1024, and over all rows
+Promise = tuple[
+    float | None, float | None
+]  # the promised mean error for m >= 1024, and over all rows
 
 
 def _row(what: str, size: str, reference: float, model: float) -> Row:
@@ -95,7 +97,7 @@ def _gemms() -> Part:
         by_dtype: dict[str, list[tuple[int, Row]]] = {}
         for line in measurements(source):
             m, n, k = int(line["m"]), int(line["n"]), int(line["k"])
-            batch, dtype = int(line.get("batch", "1")), DTYPE_NAMES[line["dtype"]]
+            batch, dtype = int(line.get("batch", "1")), PUBLISHED[line["dtype"]]
             size = f"{batch} x {m} x {n} x {k}" if batch > 1 else f"{m} x {n} x {k}"
             model = gemm(machine, m, n, k, dtype, batch=batch).seconds
             row = _row(f"GEMM {name} {dtype}{note}", size, float(line["us"]) * 1e-6, model)
@@ -138,8 +140,8 @@ def _collectives() -> Part:
             groups.setdefault((world, kind), []).append(row)
         for (world, kind), found in groups.items():
             what = f"NCCL {world} x {name} {kind}"
-            # Promised where all of a node takes part; on h100, where the switch makes no sums.
-            # Machines that were not fitted to their rows, and the PCIe box, are only compared.
+            # Promised if all devices of a node take part, and on h100 if the switch makes no sums.
+            # Machines that were not fitted to their rows, and the PCIe machine, are only compared.
             promised = world == machine.links.world and (
                 name == "b200" or (name == "h100" and kind != "all_reduce")
             )
@@ -160,7 +162,7 @@ def _copies() -> Part:
     machine = load("mi300x")
     for line in measurements("dma_copy_mi300x"):
         cost = copy(machine, int(line["bytes"]))
-        # What the source calls copying starts when the engine has the command.
+        # In the source, copying starts when the engine has the command.
         moving = machine.engines.packet + cost.bytes / cost.rate
         share, reference = 1.0 - moving / cost.seconds, float(line["non_copy_percent"]) / 100
         what = "DMA copy mi300x, share not copying (error in points)"
@@ -209,7 +211,7 @@ def _variants() -> Part:
 
 
 def _ficco_shapes() -> list[tuple[str, int, int, int]]:
-    """Shape of each FiCCO scenario on one of eight ranks: all rows, an eighth of the columns."""
+    """The shape of each FiCCO scenario on one of 8 ranks: all rows, an eighth of the columns."""
     return [
         (line["id"], int(line["m"]), int(line["n"]) // 8, int(line["k"]))
         for line in measurements("ficco_scenarios")
@@ -217,10 +219,10 @@ def _ficco_shapes() -> list[tuple[str, int, int, int]]:
 
 
 def _units_taken() -> Part:
-    """GEMMs beside a core-driven collective: units gone, and its interference.
+    """GEMMs beside a core-driven collective, which takes units and interferes.
 
-    The source does not list its shapes, and the mean depends on them: the promise is held against
-    the Llama layers, and the FiCCO shapes are shown beside them.
+    The source does not list its shapes, and the mean depends on them. The promise is checked with
+    the Llama layers; the FiCCO shapes are shown for comparison.
     """
     machine = load("mi300x")
     llama = {
@@ -254,7 +256,7 @@ def _mean_slowdown(
 
 
 def _ficco() -> Part:
-    """The largest ideal speedup, which the paper puts near 1.7."""
+    """The largest ideal speedup, which is about 1.7 in the paper."""
     machine = load("mi300x")
     speedups = []
     for _, m, n, k in _ficco_shapes():

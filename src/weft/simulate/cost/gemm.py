@@ -1,8 +1,8 @@
-"""Time of one GEMM, C[m, n] = A[m, k] B[k, n], on some of a machine's compute units.
+"""The time of one GEMM, C[m, n] = A[m, k] B[k, n], on some of a machine's compute units.
 
-A library is assumed: it knows the whole machine, and picks for a shape the tile and K-split that
-would be quickest there. It does not know that units were taken away from it, so the same choice is
-then timed on the units that are left.
+The model assumes a library that chooses the tile and K-split for a shape that are fastest on the
+whole machine. The library does not know that units were taken away, so the same choice is then
+timed on the units that are left.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from weft.simulate.cost.rates import rate_of
 MOST_SPLITS = 64
 
 TIE = 0.02
-"""A smaller tile must be quicker by more than this share: of tiles that are as quick, libraries
-take the largest, which moves least through the caches."""
+"""A smaller tile must be faster by more than this share. Of equally fast tiles, libraries take the
+largest, which has the least cache traffic."""
 
 SPREAD = 0.5
-"""What of a last wave's time is saved where tiles end spread over a tile's time instead of all at
-once: half of the way from a whole wave to an even share of its tiles for every unit."""
+"""The share of a last wave's time that is saved because tiles do not end all at once: half of the
+way from a whole wave to an even share of its tiles for every unit."""
 
 
 @dataclass(frozen=True)
 class GemmCost:
     """`seconds` = `launch` + max(`compute_seconds`, `memory_seconds`).
 
-    `launch` is the fixed part on the device (kernel start and end, and the second pass of a
-    K-split); the host's own launch cost is not in it. The body needs `compute_seconds` on
-    `busy_units` and moves `bytes` through memory, both at once.
+    `launch`: the fixed part on the device (kernel start and end, and the second pass of a K-split),
+    without the host's launch cost. The body takes `compute_seconds` on `busy_units`, and at the
+    same time moves `bytes` through memory.
     """
 
     seconds: float
@@ -65,10 +65,10 @@ def gemm(
     batch: int = 1,
     part_of: float = 0.0,
 ) -> GemmCost:
-    """Cost of `batch` equal GEMMs in one kernel, with `bandwidth` a share of memory bandwidth.
+    """The cost of `batch` equal GEMMs in one kernel. `bandwidth`: a share of memory bandwidth.
 
-    `part_of`: seconds of the computation that this GEMM is a piece of, run without pause. The clock
-    settles over all of it; pieces timed as if each came alone would seem quicker than they are.
+    `part_of`: the seconds of the computation of which this GEMM is a piece, without pauses. The
+    clock settles over all of it, so pieces that are timed as if each ran alone would be too fast.
     """
     return _gemm(machine, m, n, k, rated(dtype), units, bandwidth, batch, part_of)
 
@@ -131,7 +131,7 @@ def _gemm(
 def _by_rate(
     machine: Machine, m: int, n: int, k: int, dtype: str, units: int, share: float, batch: int
 ) -> GemmCost:
-    """A machine without tiles: work over the measured rate, spread over the units."""
+    """The cost on a machine without tiles: work divided by the measured rate, over the units."""
     whole = batch * 2.0 * m * n * k / rate_of(machine, m, n, k, dtype)
     compute = whole * machine.compute.units / units
     element, result = DTYPES[dtype]
@@ -144,13 +144,13 @@ def _by_rate(
 
 
 class _Kernel(NamedTuple):
-    """One tile of a machine for one dtype, with what does not depend on the shape worked out."""
+    """One tile of a machine for one dtype, with everything that does not depend on the shape."""
 
     rows: int
     columns: int
     resident: int
     step: int  # elements of K
-    step_seconds: float  # one step of one tile: its arithmetic, or feeding it from the caches
+    step_seconds: float  # one step of one tile: its arithmetic, or its reads from the caches
     step_latency: float
     tile_seconds: float
     store_seconds: float
@@ -161,7 +161,7 @@ class _Kernel(NamedTuple):
     element: int
     result: int
     split_seconds: float
-    split_bytes: float  # traffic of one element of one partial result
+    split_bytes: float  # the traffic of one element of one partial result
 
     def blocks(self, m: int, n: int, batch: int) -> int:
         return batch * -(-m // self.rows) * -(-n // self.columns)
@@ -172,10 +172,10 @@ class _Kernel(NamedTuple):
     def working(
         self, blocks: int, steps: int, units: int, part_of: float = 0.0
     ) -> tuple[float, int]:
-        """Seconds and waves of so many tiles, of so many steps each, on so many units.
+        """The seconds and waves of this many tiles, of this many steps each, on this many units.
 
-        Every unit holds `resident` tiles at once: they share its arithmetic and hide each other's
-        latency. The last wave is as long as its fullest unit, less what `SPREAD` says.
+        Every unit holds `resident` tiles at once. They share its arithmetic and hide each other's
+        latency. The last wave takes as long as its fullest unit, minus the share `SPREAD`.
         """
         room = units * self.resident
         waves, rest = divmod(blocks, room)
@@ -189,19 +189,19 @@ class _Kernel(NamedTuple):
                 last -= SPREAD * max(0.0, last - whole * rest / room)
             seconds += last
             waves += 1
-        # Under load the clock falls from boost to what power allows.
+        # Under load the clock falls from boost to the clock that the power limit allows.
         load = max(seconds, part_of) / self.settles_after
         clock = self.settled + (1.0 - self.settled) / (1.0 + load)
         return seconds / clock, waves
 
     def _wave(self, held: int, steps: int) -> float:
-        """Seconds of so many tiles on each unit."""
+        """The seconds of this many tiles on each unit."""
         inner = max(held * self.step_seconds, self.step_latency)
         return self.tile_seconds + held * self.store_seconds + steps * inner
 
     def splits(self, blocks: int, steps: int, units: int) -> Iterable[int]:
-        """K-splits worth trying. Few tiles are split until there is one for each unit, as many as
-        the units hold, or a few rounds of that; many, so that a last round is filled."""
+        """The K-splits to try. Few tiles are split until there is one for each unit, as many as the
+        units hold, or a few rounds of that. Many tiles are split to fill the last round."""
         most, room = min(steps, MOST_SPLITS), units * self.resident
         if blocks > room:
             return range(2, most + 1)
@@ -209,15 +209,15 @@ class _Kernel(NamedTuple):
         return (split for split in dict.fromkeys(wanted) if split > 1)
 
     def second_pass(self, elements: int, bandwidth: float) -> float:
-        """Seconds of adding up partial results of so many elements after a K-split."""
+        """The seconds of adding partial results of this many elements after a K-split."""
         return self.split_seconds + elements * self.split_bytes / bandwidth
 
     def traffic(self, shape: tuple[int, int, int, int]) -> float:
-        """Bytes through memory: C once, A and B once or again where the cache cannot hold them.
+        """The bytes through memory: C once, A and B once, or again if the cache cannot hold them.
 
-        A wave is a rectangle of tiles, as square in elements as it can be. The walk goes down the
-        rows with a panel of B held in the cache, reading A again for every further panel unless
-        all of A fits; or along the columns, with the roles changed, if that moves less.
+        A wave is a rectangle of tiles, as square in elements as possible. The order goes down the
+        rows with a panel of B in the cache, and reads A again for every further panel unless all of
+        A fits. It goes along the columns, with A and B exchanged, if that moves less.
         """
         m, n, k, batch = shape
         line = k * self.element
@@ -240,7 +240,7 @@ class _Kernel(NamedTuple):
 
 
 def _missed(size: float, cache: float) -> float:
-    """Share of so many bytes that the cache no longer holds when they are wanted again."""
+    """The share of this many bytes that the cache has lost when they are read again."""
     return 0.0 if size <= cache else 1.0 - cache / size
 
 
@@ -271,7 +271,7 @@ def _kernels(machine: Machine, dtype: str, batched: bool) -> tuple[_Kernel, ...]
             element=element,
             result=result,
             split_seconds=tiling.split_seconds,
-            # Partial sums are written and read back as float32; much of it stays in the cache.
+            # Partial sums are written and read back as float32; many of them stay in the cache.
             split_bytes=8.0 * tiling.split_traffic,
         )
         for tile in tiling.tiles
@@ -285,7 +285,7 @@ def _choice(
     units: int,
     bandwidth: float,
 ) -> tuple[int, int]:
-    """Which tile (by its index) and K-split are quickest with the whole machine at hand."""
+    """The index of the tile, and the K-split, that are fastest on the whole machine."""
     m, n, k, batch = shape
     latency = machine.memory.latency
     best, found = float("inf"), (0, 1)
@@ -294,13 +294,13 @@ def _choice(
         blocks, steps = kernel.blocks(m, n, batch), kernel.steps(k)
         even = blocks * steps * kernel.step_seconds / units
         if even >= wanted:
-            continue  # its steps alone, spread evenly, take longer
+            continue  # its steps alone, evenly distributed, take longer
         moving = latency + kernel.traffic(shape) / bandwidth
         if moving >= wanted:
             continue
         working = kernel.working(blocks, steps, units)[0]
         seconds, taken = max(working, moving), 1
-        # A split is worth its second pass only where it fills units that would be idle.
+        # A split is worth its second pass only if it fills units that would be idle.
         if steps > 1 and working > moving + kernel.split_seconds:
             for split in kernel.splits(blocks, steps, units):
                 again = kernel.second_pass(m * n * batch * split, bandwidth)

@@ -1,4 +1,4 @@
-"""Tasks that only move data through a device's own memory: reduce, permute, lookup."""
+"""The cost of tasks that only move data through a device's memory: reduce, permute, lookup."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class MemoryCost:
 
 
 def checked_units(machine: Machine, units: int | None) -> int:
-    """The number of compute units meant by `units`, where None means all of them."""
+    """The number of compute units; None is all of them."""
     total = machine.compute.units
     if units is None:
         return total
@@ -29,10 +29,10 @@ def checked_units(machine: Machine, units: int | None) -> int:
 
 
 def bandwidth_of(machine: Machine, units: int | None = None) -> float:
-    """Memory bandwidth that so many compute units reach together.
+    """The memory bandwidth that this many compute units reach together.
 
-    Few units cannot ask for enough. All of them ask for too much: requests from every unit crowd
-    the memory, so that taking a few away makes the rest faster.
+    Few units cannot make enough requests. All units make too many, which slows the memory, so that
+    the others become faster if a few are taken away.
     """
     memory = machine.memory
     units = checked_units(machine, units)
@@ -44,7 +44,7 @@ def bandwidth_of(machine: Machine, units: int | None = None) -> float:
 def memory_bound(
     machine: Machine, bytes_read: float, bytes_written: float, *, units: int | None = None
 ) -> MemoryCost:
-    """Cost of a kernel that reads and writes so many bytes of device memory and computes little."""
+    """The cost of a kernel that reads and writes this many bytes and computes little."""
     if bytes_read < 0 or bytes_written < 0:
         raise Unsupported(f"A task cannot move {min(bytes_read, bytes_written)} bytes.")
     total = bytes_read + bytes_written

@@ -1,4 +1,4 @@
-"""GEMM rate of a machine that is described by measurements instead of tiles, such as a host CPU."""
+"""The GEMM rate of a machine that is described by measurements, not by tiles, e.g. a CPU."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from math import exp, log, log2
 from weft.machine import Machine, Saturation
 
 TRUST_DISTANCE = 3.0
-"""Beyond so many doublings from all measured points the smooth curve says more than they do."""
+"""Farther than this many doublings from all measured points, the curve is used alone."""
 
 Axis = tuple[float, ...]
 Place = tuple[float, float, float]
 
 
 def rate_of(machine: Machine, m: int, n: int, k: int, dtype: str) -> float:
-    """Flops per second: a curve that saturates in m, n and k, corrected by what was measured.
+    """Flops per second: a curve that saturates in m, n and k, corrected by measurements.
 
-    Between measured points the correction goes from one to the next in proportion to doublings of
-    the sizes; outside of them it is that of the nearest, and fades with the distance.
+    Between measured points the correction is interpolated, in doublings of the sizes. Outside it is
+    that of the nearest point, and fades with the distance.
     """
     curve = machine.compute.saturation
     assert curve is not None, "a description has tiles or saturation; the loader sees to it"
@@ -36,7 +36,7 @@ def rate_of(machine: Machine, m: int, n: int, k: int, dtype: str) -> float:
             weight = corner[0][1] * corner[1][1] * corner[2][1]
             pull += weight * known
             weights += weight
-    if weights == 0.0:  # the grid has a hole here: none of the points around was measured
+    if weights == 0.0:  # the grid has a hole here: none of the surrounding points was measured
         return smooth
     away = sum(beyond**2 for _, beyond in around)
     return smooth * exp(pull / weights / (1.0 + (away / TRUST_DISTANCE**2) ** 2))
@@ -44,8 +44,8 @@ def rate_of(machine: Machine, m: int, n: int, k: int, dtype: str) -> float:
 
 @lru_cache(maxsize=64)
 def corrections(machine: Machine, dtype: str) -> tuple[tuple[Axis, ...], dict[Place, float]]:
-    """The measured sizes of each axis in doublings, and at every point the logarithm of what the
-    curve must be multiplied by."""
+    """The measured sizes of each axis in doublings, and for every point the logarithm of the factor
+    on the curve."""
     curve, peak = machine.compute.saturation, machine.compute.rate[dtype]
     assert curve is not None
     found = {
@@ -57,7 +57,7 @@ def corrections(machine: Machine, dtype: str) -> tuple[tuple[Axis, ...], dict[Pl
 
 
 def _around(axis: Axis, at: float) -> tuple[tuple[tuple[float, float], ...], float]:
-    """The measured sizes on both sides with their weights, and how far outside of all it is."""
+    """The measured sizes on both sides with their weights, and the distance outside of all."""
     if at <= axis[0]:
         return ((axis[0], 1.0),), axis[0] - at
     if at >= axis[-1]:

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from weft.dtype import ITEM_BYTES
 from weft.errors import Unsupported, nearest
 from weft.machine import DTYPES, Machine
-from weft.operation import ITEM_BYTES
 from weft.plan.concurrent import COLLECTIVES, SUMMING, Collective, Concurrent
 from weft.plan.tasks import Copy, Matmul
 from weft.simulate import run
@@ -41,7 +41,7 @@ SIMPLEST = (
 
 
 @dataclass(frozen=True)
-class Question:
+class CaseQuestion:
     """A GEMM of M, N, K on every rank, beside a collective into which each rank puts `size` bytes:
     its shard for an all-gather, its whole input for the others."""
 
@@ -111,7 +111,7 @@ class CaseAnswer:
     """What a machine makes of a question. `ways` is the collective alone by who moves it, `refused`
     the strategies that cannot be had, with the reason."""
 
-    question: Question
+    question: CaseQuestion
     machine: Machine
     gemm: float
     memory_bound: bool
@@ -182,7 +182,7 @@ class CaseAnswer:
         }
 
 
-def ask(machine: Machine, question: Question) -> CaseAnswer:
+def ask(machine: Machine, question: CaseQuestion) -> CaseAnswer:
     """Simulates every strategy for a question on a node of the machine."""
     if machine.host is not None or machine.compute.tiling is None:
         raise Unsupported(

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from weft.dtype import ITEM_BYTES
 from weft.errors import Unsupported, nearest
-from weft.operation import ITEM_BYTES
 from weft.study.layers.listing import Layer, Model, backward, checked
 
 PARALLELISMS = ("sequence", "tensor", "expert")

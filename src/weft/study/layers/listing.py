@@ -18,11 +18,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from weft.dtype import ITEM_BYTES
 from weft.errors import Unsupported, nearest
 from weft.machine.description import DTYPES, Count
 from weft.machine.loading import build
 from weft.machine.toml_file import read_toml
-from weft.operation import ITEM_BYTES
 from weft.plan.collective import UNROOTED
 
 SHARED = {

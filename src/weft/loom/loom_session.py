@@ -35,7 +35,7 @@ class Status:
     log_lost: int
 
 
-class Session:
+class LoomSession:
     """Shared memory of `world` ranks; a context manager."""
 
     def __init__(self, world: int, log_bytes: int = LOG_BYTES) -> None:
@@ -76,7 +76,7 @@ class Session:
         self._memory.close()
         os.close(self._file)
 
-    def __enter__(self) -> Session:
+    def __enter__(self) -> LoomSession:
         return self
 
     def __exit__(

@@ -1,0 +1,99 @@
+"""Known calls: calls that are recognised by the layouts of their arguments.
+
+Checking arguments, choosing a schedule and writing a header takes longer than a small product, and
+most calls repeat an earlier one. Everything about such a call that follows from the layouts of its
+arguments is therefore kept in the `Session`, by a key that contains all of them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.autograd import forward_ad
+
+from weft.fabric import is_set
+from weft.fabric.proposal import Proposal
+from weft.plan.tasks import Plannable
+from weft.run.call import Combine, Tensors
+from weft.schedule import Schedule
+from weft.select.decide import AUTO, AnySchedule, Decision
+
+_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
+_STRIDED = torch.strided
+_VALUES = frozenset({int, bool, str, type(None)})
+
+
+class Output(NamedTuple):
+    """The result `y` of an operator, if peers may store into it. out: the caller's tensor."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    out: torch.Tensor | None
+
+
+class Operands(NamedTuple):
+    """The tensors of one call. result: makes the result for the caller. outputs: makes this rank's
+    outputs. stored: used instead of `outputs` if peers may store into the one output `y`."""
+
+    inputs: Tensors
+    result: Callable[[Tensors], Any]
+    outputs: Callable[[Plannable], Tensors] | None = None
+    stored: Output | None = None
+
+
+Adapt = Callable[[AnySchedule | None, Tensors], Tensors]
+Again = Callable[..., Operands]
+
+
+class Known(NamedTuple):
+    """A call without its operands. Nothing in it refers to a tensor.
+
+    again: makes the operands from the arguments. still: returns the decision for `sizes` if it was
+    chosen and has not changed; None if the caller named the schedule.
+    """
+
+    proposal: Proposal
+    decision: Decision
+    combine: Combine
+    shared: tuple[str, ...]
+    workspaces: Mapping[str, int]
+    adapt: Adapt | None
+    again: Again | None
+    still: Callable[[Hashable], Decision | None] | None = None
+    sizes: Hashable = None
+
+
+def key_of(name: str, schedule: object, arguments: Sequence[Any]) -> Hashable | None:
+    """Everything that decides how a call is made, except the addresses of its tensors; None if its
+    arguments must be checked one by one."""
+    kind = type(schedule)
+    if kind is str:
+        if schedule == AUTO:
+            named = os.environ.get("WEFT_SCHEDULE") if is_set("WEFT_SCHEDULE") else None
+            schedule = (AUTO, named)
+    elif kind is not Schedule:
+        return None
+    if forward_ad._current_level >= 0:  # a tensor may have a tangent, which must be refused
+        return None
+    key: list[Hashable] = [name, schedule]
+    graph = torch.is_grad_enabled()
+    for argument in arguments:
+        kind = type(argument)
+        if kind in _VALUES:
+            key.append(argument)
+        elif kind in _TENSORS:
+            if argument.layout is not _STRIDED or (graph and argument.requires_grad):
+                return None
+            device = None if argument.is_cpu else argument.device
+            key += (argument.shape, argument.stride(), argument.dtype, device)
+        elif kind is list or kind is tuple:
+            inner = key_of("", "", argument)
+            if inner is None:
+                return None
+            key.append(inner)
+        else:
+            return None
+    return tuple(key)

@@ -1,0 +1,77 @@
+"""Operators inside torch's modes: autocast, the transforms of torch.func, forward-mode
+differentiation.
+
+Under `torch.autocast`, operands are cast as for `torch.mm`. Transforms (vmap, grad, jvp) and
+forward-mode differentiation are refused on every rank, and the group can still be used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from weft.errors import Unsupported
+
+AUTOCAST = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
+TRANSFORMS = "FuncTorchDynamicLayerFrontMode"
+"""The dispatch key that torch sets while a transform is active. It comes before all others."""
+
+
+def active() -> bool:
+    """Whether a mode is active in which a call must go through the dispatcher of torch."""
+    return torch._C._is_any_autocast_enabled() or torch._C._are_functorch_transforms_active()
+
+
+def casts(operator: Any, device: str, count: int) -> Callable[..., Any]:
+    """The autocast kernel of an operator, which casts its first `count` arguments, if they are
+    floating-point tensors (or lists of them) narrower than float64."""
+    key = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, AUTOCAST[device]))
+
+    def kernel(*arguments: Any, **keywords: Any) -> Any:
+        given = [autocast(argument, device) for argument in arguments[:count]]
+        with torch._C._ExcludeDispatchKeyGuard(key):
+            return operator(*given, *arguments[count:], **keywords)
+
+    return kernel
+
+
+def autocast(value: Any, device: str = "cpu") -> Any:
+    """A tensor (or a list of tensors) in the dtype that autocast gives to the operands of a
+    product; unchanged if autocast is off."""
+    if not torch.is_autocast_enabled(device):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [autocast(item, device) for item in value]
+    known = isinstance(value, torch.Tensor) and value.device.type == device
+    if not known or not value.is_floating_point() or value.dtype == torch.float64:
+        return value
+    return value.to(torch.get_autocast_dtype(device))
+
+
+def no_transforms(name: str) -> Unsupported:
+    """The error of a call inside a transform of torch.func."""
+    return Unsupported(
+        f"weft.{name} was called inside vmap, grad, jvp or another transform of torch.func; give "
+        "it whole tensors, and use torch.autograd for gradients"
+    )
+
+
+def check_tangents(arguments: Any) -> None:
+    """Raises if a tensor has a tangent of forward-mode differentiation, which would be lost."""
+    if forward_ad._current_level < 0:
+        return
+    for argument in arguments:
+        if isinstance(argument, (list, tuple)):
+            check_tangents(argument)
+        elif isinstance(argument, torch.Tensor) and _has_tangent(argument):
+            raise Unsupported(
+                "an input has a tangent, and weft has no forward-mode differentiation; use "
+                "torch.autograd.grad or loss.backward()"
+            )
+
+
+def _has_tangent(tensor: torch.Tensor) -> bool:
+    return forward_ad.unpack_dual(tensor).tangent is not None  # type: ignore[no-untyped-call]

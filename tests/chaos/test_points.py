@@ -1,0 +1,143 @@
+"""Chaos by enumeration: at every point at which a rank waits for its peers or informs them, it is
+killed, stopped and then killed, or interrupted. Its peers name it within two seconds; none of them
+needs its deadline.
+
+`make chaos` does all of it. `make test` kills and interrupts at every point, and stops at those
+whose turn it is today.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+from scenarios import SCENARIOS, repeat
+
+import weft
+from weft import PeerLost, fabric
+from weft.fabric import _native
+
+NATIVE = Path(__file__).parents[2] / "native"
+WITHIN = 4.0
+"""Seconds after the end of a rank in which its peers must know: two, and as much again for a
+machine that is busy with other tests. The deadline is twenty."""
+
+CASES = [(name, point) for name, scenario in SCENARIOS.items() for point in scenario.points]
+ALL = os.environ.get("WEFT_CHAOS") == "all"
+DAYS = 8
+"""In how many days `make test` stops a rank at every point."""
+
+
+def todays(cases: list) -> list:
+    today = datetime.date.today().toordinal()
+    return cases if ALL else [case for at, case in enumerate(cases) if at % DAYS == today % DAYS]
+
+
+# -- that the enumeration is complete --------------------------------------------------------------
+
+INFORMS = re.compile(
+    r"\.set\((?:call|to)|\bcounters\[[^]]*\]\.set\(|value\.store\(|stamp\.store\(|(?<!void )"
+    r"\bheap(?:_->|\.)wait\(|(?<!Channel::)\bawait\(job|bell\.sleep\("
+)
+"""What waits for a peer or informs it, in the code of a call."""
+FILES = ("engine.cpp", "fused.cpp", "channel.cpp", "channel_agree.cpp", "channel_move.cpp",
+         "messages.cpp", "bindings.cpp")  # fmt: skip
+WITHOUT = {
+    "of(rank_).failed.value.store(std::max<uint64_t>(1, number_));": "after an error",
+    "of(rank_).failed.value.store(std::max<uint64_t>(1, job.number));": "after an error",
+    "bell.sleep(std::max<int64_t>(1, until - now_ns()), [&] {": "between messages",
+}
+
+
+def test_every_wait_and_every_signal_has_a_point():
+    """One that is added without a point of its own is noticed here."""
+    without = []
+    for name in FILES:
+        point = None
+        for number, line in enumerate((NATIVE / name).read_text().splitlines(), 1):
+            if "come_to(Point::" in line:
+                point = line
+            elif line == "}":  # the end of a function
+                point = None
+            elif INFORMS.search(line) and line.strip() not in WITHOUT:
+                if point is None:
+                    without.append(f"{name}:{number}: {line.strip()}")
+                point = None
+    assert without == []
+
+
+def test_every_point_is_in_a_scenario_and_in_the_code():
+    assert {point for _, point in CASES} == set(_native.POINTS)
+    code = "".join(file.read_text() for file in NATIVE.glob("*.cpp"))
+    assert set(re.findall(r"come_to\(Point::(\w+)\)", code)) == set(_native.POINTS)
+
+
+# -- what peers see --------------------------------------------------------------------------------
+
+
+def go(name: str, point: str, number: int) -> str:
+    """Repeats a scenario. Rank 1 sends itself a signal at a point, once a call has been made."""
+    scenario, rank = SCENARIOS[name], dist.get_rank()
+    if scenario.backend != "gloo":
+        store = dist.PrefixStore("again", dist.distributed_c10d._get_default_store())
+        dist.destroy_process_group()
+        dist.init_process_group(scenario.backend, store=store, rank=rank, world_size=2)
+    weft.configure(link=scenario.link)
+    scenario.call()
+    try:
+        if rank == 1:
+            _native.set_trap(_native.POINTS.index(point), 1, number)
+        repeat(name)
+    except KeyboardInterrupt:
+        if fabric.of().broken is None:
+            os._exit(0)  # it came between two calls, and ends the rank as it would end a script
+        return "interrupted"
+    finally:
+        _native.set_trap(-1, 0, 0)
+    return "came through"
+
+
+def check(outcomes, since: float | None = None) -> None:
+    """That rank 0 has named rank 1, soon after its end."""
+    first, second = outcomes
+    assert second.value != "came through", "the scenario does not come to the point"
+    assert second.error is None, second.trace
+    assert isinstance(first.error, PeerLost), first
+    assert first.error.rank == 1
+    assert first.at - (second.at if since is None else since) < WITHIN
+
+
+@pytest.mark.parametrize(("name", "point"), CASES)
+def test_a_rank_is_killed_at_a_point(fresh_ranks, name, point):
+    outcomes = fresh_ranks(2).start(go, name, point, signal.SIGKILL).outcomes(within=40)
+    assert outcomes[1].died
+    check(outcomes)
+
+
+@pytest.mark.parametrize(("name", "point"), CASES)
+def test_a_rank_is_interrupted_at_a_point(fresh_ranks, name, point):
+    check(fresh_ranks(2).start(go, name, point, signal.SIGINT).outcomes(within=40))
+
+
+def is_stopped(pid: int) -> bool:
+    with open(f"/proc/{pid}/stat") as file:
+        return file.read().rsplit(")", 1)[1].split()[0] == "T"
+
+
+@pytest.mark.parametrize(("name", "point"), todays(CASES))
+def test_a_rank_is_stopped_and_then_killed_at_a_point(fresh_ranks, name, point):
+    pool = fresh_ranks(2)
+    job = pool.start(go, name, point, signal.SIGSTOP)
+    until = time.monotonic() + 20
+    while not is_stopped(pool.pids[1]):
+        assert time.monotonic() < until, "the scenario does not come to the point"
+        time.sleep(0.01)
+    time.sleep(0.2)  # its peer sleeps by now, and only waits
+    killed = pool.kill(1)
+    check(job.outcomes(within=40), killed)

@@ -1,0 +1,54 @@
+"""Peers that are late, die or disagree: the error comes at the next call or at `weft.check`, and
+the device stays usable."""
+
+from __future__ import annotations
+
+import pytest
+from device_calls import disagrees, killed, late, too_late
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["first", "known"])
+def test_a_late_peer_is_waited_for(loom, known):
+    spent = loom(2).run(late, known, 0.4)
+    if known:  # the host of the other rank does not wait for it
+        assert spent[0] < 0.2
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["first", "known"])
+def test_a_peer_that_is_too_late_is_a_timeout(spoiled_loom, known):
+    told = spoiled_loom(2).run(too_late, known, 0.5, 2.0)
+    kinds = [[kind for kind, _ in own] for own in told]
+    # A first call waits on the host, and raises itself; a known call has returned by then.
+    assert kinds[0] == ["" if known else "Timeout", "Timeout", "Timeout", "Timeout"]
+    assert "rank 1 to enter the call" in told[0][1][1]
+    assert kinds[1][-1] in ("PeerLost", "Timeout")
+    assert all("\n" not in text for own in told for _, text in own)
+
+
+@pytest.mark.parametrize("when", ["first call", "known call", "during", "replay"])
+def test_a_dead_peer(spoiled_loom, when):
+    job = spoiled_loom(3).start(killed, when)
+    outcomes = job.outcomes(within=60)
+    assert outcomes[2].died
+    for outcome in outcomes[:2]:
+        assert outcome.error is None, outcome.trace
+        told, spent = outcome.value
+        # A known call returns; the error comes at `weft.check`, and at every call after that.
+        assert told[0][0] == ("" if when in ("known call", "during") else "PeerLost"), told
+        assert all(kind == "PeerLost" and "rank 2" in text for kind, text in told[1:]), told
+        assert spent < 10
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["first", "known"])
+@pytest.mark.parametrize("how", ["operator", "sizes", "schedule", "refused"])
+@pytest.mark.parametrize("world", [2, 3])
+def test_a_disagreeing_peer(loom, world, how, known):
+    if how == "refused" and known:
+        pytest.skip("a refused call is never known")
+    # Waits of a call that is not valid are released, so that the detector would report it.
+    told = loom(world).pool.run(disagrees, how, known)
+    for rank, own in enumerate(told):
+        raised = [text for kind, text in own if kind]
+        assert raised, f"rank {rank} was told nothing: {told}"
+        assert {kind for kind, _ in own if kind} <= {"Mismatch", "Unsupported"}, own
+        assert all("\n" not in text for text in raised)

@@ -1,0 +1,168 @@
+"""Known calls: whatever changes between calls, a call that is recognised gives what it should."""
+
+from __future__ import annotations
+
+import gc
+import os
+import weakref
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import integers, product
+
+import weft
+from weft import Unsupported
+from weft.ops.known import Known, key_of
+from weft.run import session as sessions
+
+
+def _session():
+    return sessions.of(weft.fabric.of(None))
+
+
+def _calls(x, w, part):
+    """Every operator whose calls repeat, with its exact result. All ranks hold the same x and w."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    sizes = [len(one) for one in x.tensor_split(world)]
+    y = product(x, w)
+    summed = world * y
+    mine = x.tensor_split(world)[rank]
+    sent, taken = sizes, [sizes[rank]] * world
+    rows = y.tensor_split(world)[rank]
+    return {
+        "all_gather_matmul": (lambda s: weft.all_gather_matmul(mine, w, schedule=s), y),
+        "matmul_reduce_scatter": (
+            lambda s: weft.matmul_reduce_scatter(x, w, schedule=s),
+            summed.tensor_split(world)[rank],
+        ),
+        "matmul_all_reduce": (lambda s: weft.matmul_all_reduce(x, w, schedule=s), summed),
+        "all_to_all_matmul": (
+            lambda s: weft.all_to_all_matmul(x, w, sent, taken, schedule=s),
+            torch.cat([rows] * world),
+        ),
+        "matmul_all_to_all": (
+            lambda s: weft.matmul_all_to_all(x, w, sent, taken, schedule=s),
+            torch.cat([rows] * world),
+        ),
+        "gather_contract": (
+            lambda s: torch.ops.weft.gather_contract(
+                mine, [part], None, None, dist.group.WORLD.group_name, schedule=s
+            )[0],
+            product(x.t(), part),
+        ),
+    }
+
+
+def other_values_and_layouts():
+    """Values, strides and schedules change; a layout that was seen before is a known call."""
+    known = _session().known
+    known.clear()
+    for turn in range(6):
+        x = integers((47, 6), torch.float32, turn)
+        w = integers((6, 5), torch.float32, turn + 9)
+        part = integers((47, 3), torch.float32, turn + 20)
+        if turn % 2:
+            w = w.t().contiguous().t()
+        for schedule in ("serial@dma", "hetero-unfused-1d@dma", "hetero-unfused-1d@direct"):
+            for name, (call, want) in _calls(x, w, part).items():
+                assert torch.equal(call(schedule), want), (name, schedule, turn)
+                assert weft.explain().asked == schedule
+        if turn == 1:
+            count = len(known)
+            assert sum(type(one) is Known for one in known.values()) == count
+            assert count == 3 * (5 * 2 + 1), "six operators, two layouts of w"
+    assert len(known) == count, "no layout is new any more"
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_other_values_and_layouts(ranks, world):
+    ranks(world).run(other_values_and_layouts)
+
+
+def choices_that_change():
+    """A chosen schedule follows the environment and the link, also in a known call."""
+    fabric, known = weft.fabric.of(None), _session().known
+    x, w = integers((24, 6), torch.float32, 1), integers((6, 5), torch.float32, 2)
+    mine = x.tensor_split(dist.get_world_size())[dist.get_rank()]
+    key = key_of("all_gather_matmul", "auto", (mine, [w], 0, False, None, None))
+
+    def call():
+        assert torch.equal(weft.all_gather_matmul(mine, w), product(x, w))
+        return weft.explain()
+
+    for _ in range(80):
+        call()
+    assert type(known.get(key)) is Known, "it has settled on every rank"
+    os.environ["WEFT_SCHEDULE"] = "shard-p2p@dma"
+    try:
+        for _ in range(2):
+            found = call()
+            assert (found.schedule, found.why) == ("shard-p2p@dma", "WEFT_SCHEDULE is set")
+    finally:
+        del os.environ["WEFT_SCHEDULE"]
+    assert call().asked == "auto"
+    decision = known[key].decision
+    fabric.set_link(weft.Link.parse("1GB/s"))
+    try:
+        call()
+        still = known[key].still
+        assert fabric.rank or still(known[key].sizes) is not decision, "it is chosen again"
+    finally:
+        fabric.set_link(weft.Link())
+    call()
+
+
+def test_choices_that_change(renewed_ranks):
+    renewed_ranks(2).run(choices_that_change)
+
+
+def what_a_known_call_must_refuse():
+    """What the key does not show, or shows as another call, is checked as before."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    x, w = integers((4, 6), torch.float32, 1), integers((6, 5), torch.float32, 2)
+    out = torch.empty(4 * world, 5)
+    for _ in range(3):
+        weft.all_gather_matmul(x, w, schedule="serial", out=out)
+    weight = w.clone().requires_grad_()
+    with pytest.raises(Unsupported, match="requires grad"):
+        weft.all_gather_matmul(x, weight, schedule="serial", out=out)
+    with torch.no_grad():
+        weft.all_gather_matmul(x, weight, schedule="serial", out=out)
+    with pytest.raises((Unsupported, weft.Mismatch, RuntimeError)):
+        weft.all_gather_matmul(x.to_sparse() if rank == 0 else x, w, schedule="serial")
+    with pytest.raises((Unsupported, weft.Mismatch), match="both are K"):
+        weft.all_gather_matmul(x[:, :3] if rank == 0 else x, w, schedule="serial")
+    y = weft.all_gather_matmul(x, w, schedule="serial")
+    assert torch.equal(y, product(torch.cat([x] * world), w))
+
+
+def test_what_a_known_call_must_refuse(renewed_ranks):
+    renewed_ranks(2).run(what_a_known_call_must_refuse)
+
+
+def tensors_are_not_kept():
+    x, w = torch.randn(40, 6), torch.randn(6, 5)
+    for call, _ in _calls(x, w, torch.randn(40, 3)).values():
+        for _ in range(2):
+            call("serial@dma")
+    gone = [weakref.ref(x), weakref.ref(w)]
+    del x, w, call
+    gc.collect()
+    assert [one() for one in gone] == [None, None]
+
+
+def test_tensors_are_not_kept(ranks):
+    ranks(2).run(tensors_are_not_kept)
+
+
+def test_what_has_no_key() -> None:
+    x = torch.ones(2, 3)
+    assert key_of("name", "serial", (x, 1, None, [2, 3])) is not None
+    assert key_of("name", "serial", (x, [x, x])) == key_of("name", "serial", (x + 1, [x, x]))
+    assert key_of("name", "serial", (x,)) != key_of("name", "serial", (x.double(),))
+    assert key_of("name", "serial", (x,)) != key_of("name", "serial", (x.t().contiguous().t(),))
+    assert key_of("name", "serial", (x,)) != key_of("other", "serial", (x,))
+    for other in (1.0, object(), x.to_sparse(), x.clone().requires_grad_(), [x, 2.0]):
+        assert key_of("name", "serial", (other,)) is None
+    assert key_of("name", None, (x,)) is None
