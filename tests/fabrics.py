@@ -85,13 +85,14 @@ FABRICS = {
     for fabric in (
         Fabric("host", (1, 2, 3, 4, 5, 6, 7, 8)),
         # Ranks that reach each other by messages alone.
-        Fabric("flat", (2, 3, 4), dict.fromkeys((2, 3, 4), FLAT), in_place=False),
+        Fabric("flat", (2, 3, 4), dict.fromkeys((2, 3, 4), FLAT), in_place=False, in_kernel=False),
         # Several machines with several ranks each: one letter per rank says on which it is.
         Fabric(
             "two_level",
             (3, 4, 5),
             {len(hosts): {"WEFT_HOST": tuple(hosts)} for hosts in ("aab", "aabb", "ababc")},
             in_place=False,
+            in_kernel=False,
         ),
         OnLoom(
             "loom",

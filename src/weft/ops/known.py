@@ -85,7 +85,9 @@ def key_of(name: str, schedule: object, arguments: Sequence[Any]) -> Hashable | 
         if kind in _VALUES:
             key.append(argument)
         elif kind in _TENSORS:
-            if argument.layout is not _STRIDED or (graph and argument.requires_grad):
+            if argument.layout is not _STRIDED or argument.is_nested:
+                return None
+            if graph and argument.requires_grad:
                 return None
             device = None if argument.is_cpu else argument.device
             key += (argument.shape, argument.stride(), argument.dtype, device)

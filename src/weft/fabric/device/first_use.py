@@ -11,10 +11,11 @@ from collections.abc import Callable
 
 import torch
 
+from weft.dtype import in_triton
 from weft.errors import Unsupported
 
 OFF = "WEFT_CHECK"
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+DTYPES = tuple(in_triton())
 ROWS, INNER, COLUMNS = 6, 16, 8
 
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
