@@ -74,8 +74,8 @@ SIGNATURES = {
 }
 
 HINTS = {
-    "hipStreamWaitValue32": "streams wait for words from ROCm 6 on; run weft doctor --gpu",
-    "hipStreamWriteValue32": "streams write words from ROCm 6 on; run weft doctor --gpu",
+    "hipStreamWaitValue32": "streams of this GPU may not wait for words; run weft doctor --gpu",
+    "hipStreamWriteValue32": "streams of this GPU may not write words; run weft doctor --gpu",
 }
 
 

@@ -163,7 +163,7 @@ def who_copies(driver: Driver, spinner: Spinner, peers: Peers) -> list[Check]:
     ):
         done = completes(spinner, issue, stream)
         found = "needs no compute unit" if done else "needs a compute unit"
-        remedy = "" if done else "weft leaves one unit free for it"
+        remedy = "" if done else "kernels that fill the device delay it"
         checks.append(Check(5, name, "ok" if done else "unknown", found, remedy))
     return checks
 
