@@ -23,6 +23,7 @@ from weft.fabric import Fabric
 from weft.fabric.interface import Exposed, PeerOutput
 from weft.fabric.proposal import Items, proposal_of
 from weft.ops import modes
+from weft.ops.first_use import check_first_use
 from weft.ops.known import Adapt, Again, Known, Operands, key_of
 from weft.ops.known import Output as Output
 from weft.plan.tasks import Plannable
@@ -164,7 +165,11 @@ def session_for(group: dist.ProcessGroup | None, tensor: object) -> Session:
         device = torch.get_default_device().type if tensor is None else device
     elif not tensor.is_cpu:
         device = tensor.device.type
-    return sessions.of(fabrics.of(group, device if device in fabrics.devices() else "cpu"))
+    if device == "cpu" or device not in fabrics.devices():
+        return sessions.of(fabrics.of(group))
+    session = sessions.of(fabrics.of(group, device))
+    check_first_use(session)
+    return session
 
 
 def run(
