@@ -25,7 +25,7 @@ from weft.plan.tasks import AnyTask, Copy, Region
 from weft.timeline import Timeline
 
 if TYPE_CHECKING:
-    from weft.fabric.device.device_fabric import DeviceCall
+    from weft.fabric.device.device_call import DeviceCall
     from weft.fabric.device.program import DeviceProgram, Step
 
 _NOTHING = Timeline(())

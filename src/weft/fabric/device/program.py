@@ -25,7 +25,8 @@ from weft.plan.tasks import AnyTask, Buffer, Copy, Plan, Region
 from weft.timeline import COMPUTE
 
 if TYPE_CHECKING:
-    from weft.fabric.device.device_fabric import DeviceCall, DeviceFabric
+    from weft.fabric.device.device_call import DeviceCall
+    from weft.fabric.device.device_fabric import DeviceFabric
 
 MAX_WORDS = 1 << 16
 """The words of a rank that peers may post in one call."""

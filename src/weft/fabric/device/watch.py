@@ -21,7 +21,8 @@ from weft.fabric.outcomes import OK, TIMEOUT
 from weft.fabric.proposal import check_same
 
 if TYPE_CHECKING:
-    from weft.fabric.device.device_fabric import DeviceCall, DeviceFabric
+    from weft.fabric.device.device_call import DeviceCall
+    from weft.fabric.device.device_fabric import DeviceFabric
     from weft.fabric.device.program import DeviceProgram
 
 _LOOK = 0.002
