@@ -308,6 +308,7 @@ class DeviceCall:
             self.stream = torch.accelerator.current_stream(fabric.device)
             self.captured = fabric.driver.capturing(self.stream)
             self.number = fabric.next_call()
+            self._follow()
             expected, proposal = self._expected, self._proposal
             if self.captured:
                 if not isinstance(expected, DeviceProgram) and not proposal.error:
@@ -328,6 +329,13 @@ class DeviceCall:
             fabric.lock.release()
             raise
         return self
+
+    def _follow(self) -> None:
+        """Calls of a group run one after another on the device, also if they come from several
+        streams: they share words and memory. A graph has its own."""
+        last = self.fabric.last_end
+        if not self.captured and last is not None and last[0] != self.stream:
+            self.stream.wait_event(last[1])
 
     def _may_be_known(self, expected: DeviceProgram) -> bool:
         """Whether no peer has posted anything else than expected so far."""
