@@ -201,7 +201,11 @@ def listed(name, schedule, captured=False) -> list[Mutant]:
     found += [Mutant("fork", step.number) for step in steps if step.forked]
     found += [Mutant("join", lane) for lane in program.joins]
     found += [Mutant("entry", peer) for peer in program.strangers]
-    found += [Mutant("enter post", peer) for peer in peers]
+    # A peer that waits for words of this rank needs its entry only to read its inputs; otherwise
+    # the post is for calls that the peer refuses.
+    reads = any(buffer.kind in ("input", "inplace") for buffer in program.shared)
+    posted = {there for step in steps for there, _ in step.posts}
+    found += [Mutant("enter post", peer) for peer in peers if reads or peer not in posted]
     moved = [step.task for step in steps if step.stream]
     for buffer in program.private:
         if any(_touches(task, buffer.name) for task in moved):

@@ -14,6 +14,10 @@ from weft.fabric import _native
 
 Items = tuple[tuple[str, Any], ...]
 
+PEERS_DECIDE = "peers decide"
+"""The name of an item of `same` that is True if the result of a rank depends on sizes that only its
+peers know. Then a rank cannot repeat a call without hearing from them."""
+
 
 @dataclass(frozen=True)
 class Proposal:

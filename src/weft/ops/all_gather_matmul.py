@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from weft.errors import Mismatch, Unsupported
-from weft.fabric.proposal import Proposal
+from weft.fabric.proposal import PEERS_DECIDE, Proposal
 from weft.operation import is_split
 from weft.ops import gather_contract as _gather_contract  # noqa: F401 - its operator is used
 from weft.ops.known import Operands
@@ -188,6 +188,7 @@ def _bind(
         ("return_gathered", return_gathered),
         (BESIDE, inner),
         ("shard_rows", declared),
+        (PEERS_DECIDE, declared is None),
     )
     own = (("rows", rows), ("columns", columns), ("out", out_rows))
     key = (rows, columns, k, dtype, return_gathered, inner, declared, out_rows)

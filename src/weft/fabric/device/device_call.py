@@ -16,7 +16,7 @@ from weft.fabric.device.driver import AT_LEAST
 from weft.fabric.device.program import DeviceProgram
 from weft.fabric.interface import Program
 from weft.fabric.outcomes import OK, Outcome
-from weft.fabric.proposal import Proposal, check_same
+from weft.fabric.proposal import PEERS_DECIDE, Proposal, check_same
 from weft.fabric.rendezvous import listed
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class DeviceCall:
                 proposal = Proposal(
                     f"a capture of {proposal.operation}", proposal.same, proposal.own
                 )
-            elif isinstance(expected, DeviceProgram) and expected.optimistic and fabric.trusting:
+            elif isinstance(expected, DeviceProgram) and self._may_repeat(expected):
                 self.known = self._may_be_known(expected)
             fabric.board.post(self.number, proposal, self.known)
         except BaseException:
@@ -72,6 +72,11 @@ class DeviceCall:
         last = self.fabric.last_end
         if not self.captured and last is not None and last[0] != self.stream:
             self.stream.wait_event(last[1])
+
+    def _may_repeat(self, expected: DeviceProgram) -> bool:
+        """Whether a call with known arguments may run without the headers of peers."""
+        open_sizes = (PEERS_DECIDE, True) in self._proposal.same
+        return expected.optimistic and self.fabric.trusting and not open_sizes
 
     def _may_be_known(self, expected: DeviceProgram) -> bool:
         """Whether no peer has posted anything else than expected so far."""
