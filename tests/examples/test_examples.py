@@ -69,7 +69,7 @@ def test_all_ranks_start_again_under_torchrun(tmp_path):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     kept = ["--checkpoint", str(tmp_path / "checkpoint")]
     done = subprocess.run(
-        [*torchrun, "--max-restarts", "1", str(EXAMPLES / "recover.py"), *SMALL["recover"], *kept],
+        [*torchrun, "--max-restarts", "3", str(EXAMPLES / "recover.py"), *SMALL["recover"], *kept],
         capture_output=True,
         text=True,
         timeout=180,

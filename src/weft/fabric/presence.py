@@ -87,7 +87,7 @@ def _connection_closed(group: dist.ProcessGroup, rank: int) -> bool:
         return False
     try:
         # Dropped at once: what is posted holds no more than a reference to the buffer.
-        group.recv([torch.empty(1, dtype=torch.uint8)], rank, _TAG)
+        group.recv([torch.empty(1, dtype=torch.uint8, device="cpu")], rank, _TAG)
     except RuntimeError:
         return True
     return False

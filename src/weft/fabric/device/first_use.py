@@ -55,8 +55,8 @@ def _right(
     product: Product, device: torch.device, rank: int, world: int, dtype: torch.dtype
 ) -> bool:
     # Small whole numbers: products and sums are exact in every dtype, in any order.
-    x = (torch.arange(world * ROWS * INNER) * 7 % 5 - 2).reshape(world * ROWS, INNER)
-    w = (torch.arange(INNER * COLUMNS) * 3 % 5 - 2).reshape(INNER, COLUMNS)
+    x = (torch.arange(world * ROWS * INNER, device="cpu") * 7 % 5 - 2).reshape(world * ROWS, INNER)
+    w = (torch.arange(INNER * COLUMNS, device="cpu") * 3 % 5 - 2).reshape(INNER, COLUMNS)
     shard = x[rank * ROWS : (rank + 1) * ROWS].to(dtype)
     y = product(shard.to(device), w.to(dtype).to(device))
     return torch.equal(y.cpu(), (x @ w).to(dtype))

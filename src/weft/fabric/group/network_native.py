@@ -159,7 +159,7 @@ class NetworkNative:
         become_responsive()
         # Two buffers take turns: when the next header but one arrives, this rank has finished the
         # call of this one. Pages that no payload has reached take no memory.
-        buffers = [torch.empty(_HEADER_BYTES, dtype=torch.uint8) for _ in range(2)]
+        buffers = [torch.empty(_HEADER_BYTES, dtype=torch.uint8, device="cpu") for _ in range(2)]
         try:
             for buffer in cycle(buffers):
                 wait(self.transport.receive(buffer, peer, HEADER_TAG))

@@ -72,7 +72,7 @@ class Transport:
             self.aborted = True
             # gloo closes its connections only when a transfer passes its deadline. A transfer to a
             # lost peer fails at once and closes nothing else, so all peers are tried.
-            nothing = torch.empty(1, dtype=torch.uint8)
+            nothing = torch.empty(1, dtype=torch.uint8, device="cpu")
             for peer in self._peers:
                 with suppress(RuntimeError):
                     self.receive(nothing, peer, ABORT_TAG).wait(timedelta(milliseconds=1))

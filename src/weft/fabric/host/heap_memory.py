@@ -33,7 +33,7 @@ class HeapMemory:
         self._alone = alone
         self._stage: list[_native.Block | None] = [None, None]
         self._shared: dict[tuple[str, int], SharedBlock] = {}
-        self._workspace = torch.empty(0, dtype=torch.uint8)
+        self._workspace = torch.empty(0, dtype=torch.uint8, device="cpu")
         self.outputs = PeerOutputs()
 
     @property
@@ -97,7 +97,7 @@ class HeapMemory:
         """Private memory for one call at a time. It is kept between calls."""
         if self._workspace.numel() < size:
             with torch.inference_mode(False):  # later calls may be outside of it
-                self._workspace = torch.empty(size, dtype=torch.uint8)
+                self._workspace = torch.empty(size, dtype=torch.uint8, device="cpu")
         return self._workspace
 
     def allocate(self, size: int) -> _native.Block:

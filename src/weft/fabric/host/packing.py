@@ -73,7 +73,7 @@ def _by_columns(w: torch.Tensor) -> torch.Tensor:
     """A copy of w with contiguous columns. It is read completely in every call, so it is put on
     large pages, if the system has some."""
     k, n = w.shape
-    columns = torch.empty(n, k, dtype=w.dtype)
+    columns = torch.empty(n, k, dtype=w.dtype, device="cpu")
     _native.advise_huge(columns.data_ptr(), columns.nbytes)
     return columns.copy_(w.detach().t()).t()
 

@@ -48,7 +48,9 @@ class _Kept:
         """A new tensor on this memory for the caller."""
         if self.layout != layout:
             with torch.inference_mode(False):  # later calls may be outside of it
-                raw = torch.empty(0, dtype=torch.uint8).set_(self.tensor.untyped_storage())
+                raw = torch.empty(0, dtype=torch.uint8, device="cpu").set_(
+                    self.tensor.untyped_storage()
+                )
                 self.tensor, self.layout = _shaped(raw, *layout), layout
         return PeerOutput(self.tensor.detach(), self.offset)
 
