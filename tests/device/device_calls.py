@@ -25,6 +25,12 @@ def rows(seed: int, count: int = 8):
     return x, w
 
 
+def stated(x, w, group=None, **options):
+    """Calls that say the rows of all ranks: their hosts need not hear from each other."""
+    every = [x.shape[0]] * dist.get_world_size(group)
+    return weft.all_gather_matmul(x, w, shard_rows=every, group=group, **options)
+
+
 def want(seed: int, group=None, count: int = 8):
     x, w = rows(seed, count)
     found = [torch.empty_like(x) for _ in range(dist.get_world_size(group))]
@@ -34,7 +40,7 @@ def want(seed: int, group=None, count: int = 8):
 
 def gathers(seed: int, schedule="adaptive@dma", group=None):
     x, w = (tensor.to("loom") for tensor in rows(seed))
-    return weft.all_gather_matmul(x, w, schedule=schedule, group=group)
+    return stated(x, w, schedule=schedule, group=group)
 
 
 def right(seed: int = 1) -> None:
@@ -100,7 +106,7 @@ def too_late(known: bool, deadline: float, seconds: float):
 def different(seed: int):
     """A call that was not made before."""
     x, w = rows(seed, 5)
-    return weft.all_gather_matmul(x.to("loom"), w.to("loom"), schedule="serial@dma")
+    return stated(x.to("loom"), w.to("loom"), schedule="serial@dma")
 
 
 def killed(when: str):
@@ -111,7 +117,7 @@ def killed(when: str):
     graph = None
     if when == "replay":
         x, w = (tensor.to("loom") for tensor in rows(2))
-        call = lambda: weft.all_gather_matmul(x, w, schedule="adaptive@dma")  # noqa: E731
+        call = lambda: stated(x, w, schedule="adaptive@dma")  # noqa: E731
         graph, _ = captured_call(call)
         graph.replay()
         torch.accelerator.synchronize()
@@ -121,7 +127,7 @@ def killed(when: str):
             x, w = (tensor.to("loom") for tensor in rows(3))
             driver = weft.fabric.of(None, "loom").driver
             driver.sleep(5.0, torch.accelerator.current_stream())
-            weft.all_gather_matmul(x, w, schedule="adaptive@dma")
+            stated(x, w, schedule="adaptive@dma")
             time.sleep(0.3)
         os.kill(os.getpid(), signal.SIGKILL)
     tell("calling")
@@ -164,11 +170,11 @@ def other(how: str):
     if how == "operator":
         return weft.matmul_reduce_scatter(x, w, schedule="adaptive@dma")
     if how == "sizes":
-        return weft.all_gather_matmul(x, w[:, :3].contiguous(), schedule="adaptive@dma")
+        return stated(x, w[:, :3].contiguous(), schedule="adaptive@dma")
     if how == "schedule":
-        return weft.all_gather_matmul(x, w, schedule="serial@dma")
+        return stated(x, w, schedule="serial@dma")
     assert how == "refused"
-    return weft.all_gather_matmul(x, w[:5], schedule="adaptive@dma")
+    return stated(x, w[:5], schedule="adaptive@dma")
 
 
 # -- capture ---------------------------------------------------------------------------------------
@@ -237,7 +243,7 @@ def two_in_one_graph() -> None:
     v = torch.ones(6, 12, device="loom")
 
     def layer():
-        y = weft.all_gather_matmul(x, w, schedule="adaptive@dma")
+        y = stated(x, w, schedule="adaptive@dma")
         return y, weft.matmul_reduce_scatter(y, v, schedule="adaptive@dma")
 
     layer()
@@ -258,9 +264,9 @@ def unknown_capture():
     right(1)
     x = torch.ones(3, 12, device="loom")
     w = torch.ones(12, 4, device="loom")
-    told = error_of(captured_call, lambda: weft.all_gather_matmul(x, w))
+    told = error_of(captured_call, lambda: stated(x, w))
     right(2)
-    y = weft.all_gather_matmul(x, w)
+    y = stated(x, w)
     assert torch.equal(y.cpu(), torch.full((3 * dist.get_world_size(), 4), 12.0))
     return told
 
@@ -271,7 +277,7 @@ def lone_capture():
     x, w = (tensor.to("loom") for tensor in rows(2))
 
     def call():
-        return weft.all_gather_matmul(x, w, schedule="adaptive@dma")
+        return stated(x, w, schedule="adaptive@dma")
 
     call()
     dist.barrier()

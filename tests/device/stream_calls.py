@@ -6,7 +6,7 @@ import time
 
 import torch
 import torch.distributed as dist
-from device_calls import gathers, right, rows, want
+from device_calls import gathers, right, rows, stated, want
 
 import weft
 from weft.fabric.device import program as programs
@@ -42,7 +42,7 @@ def side_streams() -> None:
     made = []
     for number, (x, w) in enumerate(given):
         with streams[number % 2]:
-            made.append(weft.all_gather_matmul(x, w, schedule="adaptive@dma"))
+            made.append(stated(x, w, schedule="adaptive@dma"))
     torch.accelerator.synchronize()
     for result, expected in zip(made, wanted, strict=True):
         assert torch.equal(result.cpu(), expected)
@@ -54,7 +54,7 @@ def freed_inputs() -> None:
         for seed in range(1, 5):
             x, w = (tensor.to("loom") for tensor in rows(seed))
             place = x.data_ptr()
-            result = weft.all_gather_matmul(x, w, schedule=schedule)
+            result = stated(x, w, schedule=schedule)
             del x, w
             again = [torch.full((8, 12), float("nan"), device="loom") for _ in range(4)]
             assert place in [tensor.data_ptr() for tensor in again]
@@ -81,7 +81,7 @@ def backward_twice() -> None:
         x, w = (tensor.to("loom").requires_grad_() for tensor in rows(seed))
         side.wait_stream(torch.accelerator.current_stream())
         with stream or torch.accelerator.current_stream():
-            weft.all_gather_matmul(x, w, schedule="adaptive@dma").sum().backward()
+            stated(x, w, schedule="adaptive@dma").sum().backward()
         torch.accelerator.current_stream().wait_stream(side)
         plain_x, plain_w = (tensor.requires_grad_() for tensor in rows(seed))
         world = dist.get_world_size()
@@ -101,7 +101,7 @@ def far_ahead() -> None:
     dist.barrier()
     if dist.get_rank() == 1:
         time.sleep(0.5)
-    made = [weft.all_gather_matmul(x, w, schedule="adaptive@dma") for _ in range(2 * ROOM + 10)]
+    made = [stated(x, w, schedule="adaptive@dma") for _ in range(2 * ROOM + 10)]
     for result in made:
         assert torch.equal(result.cpu(), wanted)
     weft.check()
@@ -151,14 +151,14 @@ def host_blocks(schedule: str, calls: int = 6, rounds: int = 3) -> float:
     x = torch.rand(256, 256).to("loom")
     w = torch.rand(256, 64).to("loom")
     for _ in range(3):
-        weft.all_gather_matmul(x, w, schedule=schedule)
+        stated(x, w, schedule=schedule)
     least = 1.0
     for _ in range(rounds):
         torch.accelerator.synchronize()
         dist.barrier()
         began = time.perf_counter()
         for _ in range(calls):
-            weft.all_gather_matmul(x, w, schedule=schedule)
+            stated(x, w, schedule=schedule)
         blocked = time.perf_counter() - began
         torch.accelerator.synchronize()
         least = min(least, blocked / (time.perf_counter() - began))

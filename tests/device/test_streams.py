@@ -42,8 +42,8 @@ def test_programs_in_turn_with_a_slow_rank(loom):
 
 @pytest.mark.parametrize("schedule", ["adaptive@dma", "hetero-unfused-1d@dma"])
 def test_the_host_does_not_wait_in_a_known_call(loom, schedule):
-    """A paced link, so that a call takes some 50 ms."""
-    for part in loom(2, pace="5MB/s").run(calls.host_blocks, schedule):
+    """A paced link, so that a call takes some 130 ms."""
+    for part in loom(2, pace="2MB/s").run(calls.host_blocks, schedule):
         assert part < 0.05
 
 
