@@ -40,9 +40,7 @@ def check_input(x: object, name: str = "x") -> torch.Tensor:
     """Returns a contiguous tensor whose memory holds its values as they are."""
     if not isinstance(x, torch.Tensor):
         raise Unsupported(f"{name} must be a tensor, not {type(x).__name__}")
-    if not x.is_cpu and x.device.type not in fabrics.devices():
-        known = " or ".join(fabrics.devices())
-        raise Unsupported(f"{name} is on {x.device}, which has no fabric; use tensors on {known}")
+    fabrics.check_device(name, x)
     if x.layout is not torch.strided:
         raise Unsupported(f"{name} is {x.layout}; collectives take dense tensors")
     return x.contiguous().resolve_conj().resolve_neg()

@@ -57,6 +57,15 @@ def devices() -> list[str]:
     return list(_openers)
 
 
+def check_device(name: str, tensor: torch.Tensor) -> None:
+    """Raises unless a tensor is on a type of device that has a fabric."""
+    if not tensor.is_cpu and tensor.device.type not in _openers:
+        raise Unsupported(
+            f"{name} is on {tensor.device}, which has no fabric; "
+            f"use tensors on {' or '.join(_openers)}"
+        )
+
+
 def of(group: dist.ProcessGroup | None = None, device: torch.device | str = _CPU) -> Fabric:
     """The fabric of a group (None: of all ranks) for tensors of a device. It is opened by the first
     call, which all ranks make together."""
@@ -142,7 +151,7 @@ def open_on_device(group: dist.ProcessGroup, device: torch.device) -> Fabric:
 
     host = of(group)
     assert isinstance(host, ProcessFabric)
-    return DeviceFabric(group, device, host)
+    return DeviceFabric(device, host)
 
 
 register(_CPU, open_on_cpu)

@@ -175,11 +175,7 @@ def check_tensor(name: str, tensor: object, dimensions: Sequence[int]) -> torch.
     returns it."""
     if not isinstance(tensor, torch.Tensor):
         raise Unsupported(f"{name} must be a tensor, not {type(tensor).__name__}")
-    if not tensor.is_cpu and tensor.device.type not in fabrics.devices():
-        known = " or ".join(fabrics.devices())
-        raise Unsupported(
-            f"{name} is on {tensor.device}, which has no fabric; use tensors on {known}"
-        )
+    fabrics.check_device(name, tensor)
     if tensor.layout is not torch.strided or tensor.is_nested:
         raise Unsupported(f"{name} is sparse or nested; pass a dense tensor")
     if tensor.dim() not in dimensions:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from weft.fabric import _native
 from weft.fabric.interface import Exposed
 from weft.fabric.processes import ProcessFabric
 from weft.fabric.proposal import Proposal
@@ -25,7 +26,7 @@ ROOM = 64
 _SEEN, _FAILED, _ENDED = 0, 1, 2
 _NUMBER, _SIGNATURE, _SIZE, _KNOWN = range(4)
 _WORDS = 4
-_BLOB = 3840
+_BLOB = _native.MAX_BLOB
 _SLOT = _WORDS * 8 + _BLOB
 _FIRST = 64
 _BYTES = _FIRST + ROOM * _SLOT

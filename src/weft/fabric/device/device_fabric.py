@@ -38,14 +38,16 @@ from weft.strategy import Strategy
 
 _WORD = 4
 _TURNS = 2
-_LOOK = 0.002
+_LOOK = 1e-4
 """Seconds between two looks at the boards, while the host waits for headers."""
+_LOOK_AT_THE_END = 2e-3
+"""The same while it waits for its peers to end, which is nobody's hurry."""
 
 
 class DeviceFabric:
     """Implements `weft.fabric.Fabric` for the tensors of one kind of device."""
 
-    def __init__(self, group: dist.ProcessGroup, device: torch.device, host: ProcessFabric) -> None:
+    def __init__(self, device: torch.device, host: ProcessFabric) -> None:
         if host.can.two_level:
             raise Unsupported(
                 f"the ranks of this group are on several machines, and {device.type} tensors are "
@@ -207,7 +209,7 @@ class DeviceFabric:
             raise self.failure(outcome, doing, waiting_for)
         if time.monotonic() > until:
             raise self.failure((TIMEOUT, -1), doing, waiting_for)
-        time.sleep(_LOOK / 20)
+        time.sleep(_LOOK)
 
     # -- faults ------------------------------------------------------------------------------------
 
@@ -267,7 +269,7 @@ class DeviceFabric:
         while any(self.board.ended(peer) < self.watchdog.last for peer in self.peers):
             if self.peer_state()[0] != OK or time.monotonic() > until:
                 return
-            time.sleep(_LOOK)
+            time.sleep(_LOOK_AT_THE_END)
 
     def on_close(self, callback: Callable[[], Any]) -> None:
         self._callbacks.append(callback)

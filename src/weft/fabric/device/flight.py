@@ -101,9 +101,7 @@ class DeviceFlight:
     def view(self, region: Region) -> torch.Tensor:
         if region.buffer in self._program.offsets:
             return self._program.shared_view(self._part, region)
-        whole = self._tensors[region.buffer]
-        rows = slice(region.row, region.row + region.rows)
-        return whole[rows, region.column : region.column + region.columns]
+        return cut(self._tensors[region.buffer], region)
 
     def before(self, task: AnyTask) -> None:
         """Enqueues every step up to this task of the compute lane, and what the task waits for."""
@@ -236,3 +234,9 @@ class DeviceFlight:
             for task, began, ended in self._spans
         ]
         return Timeline(tuple(spans), self._program.label)
+
+
+def cut(whole: torch.Tensor, region: Region) -> torch.Tensor:
+    """A region of the tensor of its buffer."""
+    rows = slice(region.row, region.row + region.rows)
+    return whole[rows, region.column : region.column + region.columns]

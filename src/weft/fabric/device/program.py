@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from weft.errors import Unsupported
-from weft.fabric.device.flight import DeviceFlight
+from weft.fabric.device.flight import DeviceFlight, cut
 from weft.fabric.device.symmetric import PARTS, Slab, aligned
 from weft.fabric.interface import Disagree, Repeat
 from weft.fabric.proposal import Proposal
@@ -33,8 +33,6 @@ MAX_WORDS = 1 << 16
 
 CALLER = 0
 """The number of the caller's stream, on which compute runs."""
-
-Lane = tuple[int, str]
 
 
 @dataclass(frozen=True)
@@ -79,8 +77,9 @@ class DeviceProgram:
         check_issue_order(plan, order)
         lanes = [lane for r, lane in plan.lanes if r == rank and lane != COMPUTE]
         self.streams = {COMPUTE: CALLER, **{lane: n + 1 for n, lane in enumerate(sorted(lanes))}}
-        self.steps = steps_of(plan, rank, order, self.streams)
-        self.num_words = 1 + max((n for own in words_of(plan) for n in own.values()), default=-1)
+        words = words_of(plan)
+        self.steps = steps_of(plan, rank, order, self.streams, words)
+        self.num_words = 1 + max((n for own in words for n in own.values()), default=-1)
         self.joins = tuple(sorted({s.stream for s in self.steps if s.joined}))
         """The lanes that the caller's stream has to wait for at the end."""
         awaited = {peer for step in self.steps for peer in step.enters}
@@ -114,7 +113,7 @@ class DeviceProgram:
         found = self._bases.get(key)
         if found is None:
             assert self.slab is not None
-            at = part * (self.slab.size // PARTS // 256 * 256) + self.offsets[buffer.name]
+            at = self.slab.start_of(part) + self.offsets[buffer.name]
             dtype = getattr(torch, buffer.dtype)
             found = self.slab.view(buffer.rank, at, buffer.rows, buffer.columns, dtype)
             self._bases[key] = found
@@ -128,12 +127,6 @@ class DeviceProgram:
             whole = self.base(part, self.plan.buffer[region.key])
             found = self._views[key] = cut(whole, region)
         return found
-
-
-def cut(whole: torch.Tensor, region: Region) -> torch.Tensor:
-    """A region of the tensor of its buffer."""
-    rows = slice(region.row, region.row + region.rows)
-    return whole[rows, region.column : region.column + region.columns]
 
 
 def placed(plan: Plan) -> tuple[dict[str, int], int]:
@@ -178,10 +171,14 @@ def words_of(plan: Plan) -> list[dict[tuple[int, str], int]]:
 
 
 def steps_of(
-    plan: Plan, rank: int, order: Sequence[int], streams: Mapping[str, int]
+    plan: Plan,
+    rank: int,
+    order: Sequence[int],
+    streams: Mapping[str, int],
+    words: Sequence[Mapping[tuple[int, str], int]],
 ) -> tuple[Step, ...]:
-    """The steps of a rank, in the order in which they are enqueued."""
-    words, before = words_of(plan), predecessors(plan)
+    """The steps of a rank, in the order in which they are enqueued. words: see `words_of`."""
+    before = predecessors(plan)
     tasks = [plan.tasks[number] for number in order if plan.tasks[number].rank == rank]
     place = {task.id: number for number, task in enumerate(tasks)}
     entered: dict[int, set[int]] = {number: set() for number in streams.values()}

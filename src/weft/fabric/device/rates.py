@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import torch
 
@@ -37,12 +38,12 @@ def _units(device: torch.device) -> int | None:
     return getattr(module.get_device_properties(device), "multi_processor_count", None)
 
 
-def _best(work: object, device: torch.device) -> float:
+def _best(work: Callable[[], object], device: torch.device) -> float:
     best = float("inf")
     for _ in range(_ROUNDS):
         torch.accelerator.synchronize(device)
         begin = time.perf_counter()
-        work()  # type: ignore[operator]
+        work()
         torch.accelerator.synchronize(device)
         best = min(best, time.perf_counter() - begin)
     return best

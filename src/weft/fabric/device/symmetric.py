@@ -46,6 +46,10 @@ class Slab:
         self._base = int(handle.offset)  # type: ignore[attr-defined]
         self._pointers = [int(pointer) + self._base for pointer in handle.buffer_ptrs]
 
+    def start_of(self, part: int) -> int:
+        """The offset of one of the three parts of a data slab."""
+        return part * (self.size // PARTS // ALIGNMENT * ALIGNMENT)
+
     def pointer(self, rank: int, offset: int) -> int:
         """The address, on this device, of a byte in a rank's slab."""
         return self._pointers[rank] + offset
