@@ -164,13 +164,41 @@ def disagrees(how: str, known: bool):
     return told
 
 
+def changes_columns(first: int) -> list[str]:
+    """The last rank has other columns in every second call, which is allowed unless a peer repeats
+    its own sizes before it knows. Either rank `first` or the other comes first. What this rank is
+    told."""
+    right(2)
+    odd = dist.get_rank() == dist.get_world_size() - 1
+    x, w = rows(2)
+    want_all = want(2)
+    told = []
+    for turn in range(6):
+        columns = 3 if odd and turn % 2 == 0 else 6
+        own = w[:, :columns].contiguous().to("loom")
+        dist.barrier()
+        if dist.get_rank() != first:
+            time.sleep(0.05)
+        try:
+            found = stated(x.to("loom"), own, schedule="adaptive@dma")
+            weft.check()
+            assert torch.equal(found.cpu(), want_all[:, :columns])
+            told.append("")
+        except weft.Mismatch as error:
+            told.append(str(error))
+    dist.barrier()
+    right(5)
+    weft.check()
+    return told
+
+
 def other(how: str):
     """A call that others do not make."""
     x, w = (tensor.to("loom") for tensor in rows(2))
     if how == "operator":
         return weft.matmul_reduce_scatter(x, w, schedule="adaptive@dma")
     if how == "sizes":
-        return stated(x, w[:, :3].contiguous(), schedule="adaptive@dma")
+        return stated(x[:, :6].contiguous(), w[:6], schedule="adaptive@dma")
     if how == "schedule":
         return stated(x, w, schedule="serial@dma")
     assert how == "refused"

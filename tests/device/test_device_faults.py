@@ -4,7 +4,7 @@ the device stays usable."""
 from __future__ import annotations
 
 import pytest
-from device_calls import disagrees, killed, late, too_late
+from device_calls import changes_columns, disagrees, killed, late, too_late
 
 
 @pytest.mark.parametrize("known", [False, True], ids=["first", "known"])
@@ -52,3 +52,15 @@ def test_a_disagreeing_peer(loom, world, how, known):
         assert raised, f"rank {rank} was told nothing: {told}"
         assert {kind for kind, _ in own if kind} <= {"Mismatch", "Unsupported"}, own
         assert all("\n" not in text for text in raised)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_rank_changes_its_columns(loom, first):
+    """Whoever comes first, ranks agree on which calls were valid, and equal sizes always are."""
+    told = loom(2).pool.run(changes_columns, first)
+    valid = [[not text for text in own] for own in told]
+    assert valid[0] == valid[1], told
+    assert valid[0][1::2] == [True] * 3, told
+    if first == 1:
+        assert valid[0] == [True] * 6, told
+    assert all("WEFT_AGREE=each" in text for own in told for text in own if text)

@@ -12,10 +12,12 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import IO
 
 import torch
 
@@ -99,6 +101,7 @@ def _run(
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     ranks: list[subprocess.Popen[bytes]] = []
+    shown: list[threading.Thread] = []
     errors = [os.memfd_create("loom errors", os.MFD_CLOEXEC) for _ in range(world)]
     try:
         for rank in range(world):
@@ -116,11 +119,16 @@ def _run(
             }
             trace = f"/proc/{os.getpid()}/fd/{traces[rank]}"
             command = [sys.executable, "-m", "weft.loom.rank", trace, str(script), *arguments]
-            out = subprocess.DEVNULL if quiet else None
+            out = subprocess.DEVNULL if quiet else subprocess.PIPE
             ranks.append(
                 subprocess.Popen(command, env=environment, stdout=out, stderr=errors[rank])
             )
+            if ranks[-1].stdout is not None:
+                shown.append(threading.Thread(target=_show, args=(ranks[-1].stdout,), daemon=True))
+                shown[-1].start()
         codes = _wait(ranks, within)
+        for thread in shown:
+            thread.join(timeout=1.0)  # a process that the script has left behind may hold the pipe
         said = [os.pread(file, 1 << 20, 0).decode(errors="replace") for file in errors]
     finally:
         for process in ranks:
@@ -133,6 +141,13 @@ def _run(
         for text in said:
             sys.stderr.write(text)
     return codes, said
+
+
+def _show(output: IO[bytes]) -> None:
+    """Shows what a rank prints, in whole lines."""
+    for line in output:
+        sys.stdout.write(line.decode(errors="replace"))
+        sys.stdout.flush()
 
 
 def _wait(ranks: Sequence[subprocess.Popen[bytes]], within: float | None) -> list[int]:

@@ -109,10 +109,11 @@ class DeviceCall:
         found = [header.proposal() for header in headers]
         check_same(found, self.number)
         ahead = [rank for rank, header in enumerate(headers) if header.known]
-        if ahead:
+        # A rank runs ahead only with sizes that were alike on all ranks.
+        if ahead and differing(headers, [headers[0].signature] * len(headers)):
             raise Mismatch(
                 f"{listed(ahead)} repeated the last sizes in call {self.number} of {self.label}, "
-                f"but rank {self.fabric.rank} has others; set WEFT_AGREE=each if the sizes of "
+                f"but a peer has others; set WEFT_AGREE=each if the sizes of "
                 "single ranks change between calls"
             )
         return found
