@@ -8,7 +8,7 @@ import shutil
 import tempfile
 
 import pytest
-from ranks import Pool, Pools
+from rank_pools import Pool, Pools
 
 # What weft keeps about this machine is the user's: tests, and ranks they start, have a place of
 # their own, and choose by the default description of a host unless they say otherwise.

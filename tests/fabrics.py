@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 from loom_fabric import LoomPools, LoomRanks
-from ranks import Environment, Pool, Pools
+from rank_pools import Environment, Pool, Pools
 
 import weft
 

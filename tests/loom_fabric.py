@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
-from ranks import Environment, Pool, Pools
+from rank_pools import Environment, Pool, Pools
 
 MODES = ("late", "eager", "random")
 

@@ -52,4 +52,6 @@ def test_a_sum_is_never_rounded_on_its_way():
 def test_tables_elsewhere_come_from_this_one():
     assert list(dtypes.on_host().values()) == list(dtypes.ON_HOST)
     assert dtypes.in_triton()[torch.bfloat16] == "bf16"
+    assert set(dtypes.scalar_types().values()) == set(dtypes.summed_in_float32())
+    assert torch.float64 not in dtypes.summed_in_float32()
     assert dtypes.PUBLISHED["fp8-blockscale"] == "float8_blockscale"

@@ -24,8 +24,9 @@ class Dtype:
     that a GEMM library gives for operands of this dtype if nothing else is asked for. rated: the
     dtype whose GEMM rate a machine's description gives (None: it cannot be multiplied). channel:
     its number in `native/sums.h`. kernel: its number in `native/fused.h`. triton: its name in a
-    Triton signature. published: its name in tables of published measurements. operators: whether
-    the operators take it on a host.
+    Triton signature. scalar_type: its number in torch (c10::ScalarType), by which torch hands a
+    list of dtypes to a kernel. published: its name in tables of published measurements. operators:
+    whether the operators take it on a host.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Dtype:
     channel: int | None = None
     kernel: int | None = None
     triton: str | None = None
+    scalar_type: int | None = None
     published: str | None = None
     operators: bool = False
 
@@ -64,7 +66,16 @@ DTYPES: dict[str, Dtype] = {
     dtype.name: dtype
     for dtype in (
         _float("float64", 8, 0, rated="float64", operators=True),
-        _float("float32", 4, 1, rated="float32", kernel=0, triton="fp32", operators=True),
+        _float(
+            "float32",
+            4,
+            1,
+            rated="float32",
+            kernel=0,
+            triton="fp32",
+            scalar_type=6,
+            operators=True,
+        ),
         _float(
             "bfloat16",
             2,
@@ -72,10 +83,20 @@ DTYPES: dict[str, Dtype] = {
             rated="bfloat16",
             kernel=1,
             triton="bf16",
+            scalar_type=15,
             published="bf16",
             operators=True,
         ),
-        _float("float16", 2, 2, rated="float16", kernel=2, triton="fp16", operators=True),
+        _float(
+            "float16",
+            2,
+            2,
+            rated="float16",
+            kernel=2,
+            triton="fp16",
+            scalar_type=5,
+            operators=True,
+        ),
         _float("float8", 1, rated="float8"),  # either kind, where only rate and bytes count
         Dtype("int8", 1, "int32", "bfloat16", "int8", channel=4, kernel=3, published="int8"),
         _float("float8_e4m3fn", 1, rated="float8"),
@@ -133,6 +154,24 @@ def rated(name: str) -> str:
 def on_host() -> dict[torch.dtype, str]:
     """The names of what the operators take on a host, by torch dtype."""
     return {DTYPES[name].torch: name for name in ON_HOST}
+
+
+@cache
+def summed_in_float32() -> dict[torch.dtype, str]:
+    """The names of what the operators take on a host and sum in float32, by torch dtype."""
+    return {dtype: name for dtype, name in on_host().items() if accumulator(name) == "float32"}
+
+
+@cache
+def float8() -> dict[torch.dtype, str]:
+    """The names of torch's kinds of float8 that can be multiplied, by torch dtype."""
+    return {DTYPES[name].torch: name for name in ("float8_e4m3fn", "float8_e5m2")}
+
+
+@cache
+def scalar_types() -> dict[int, torch.dtype]:
+    """The dtypes of results by their number in torch."""
+    return {d.scalar_type: d.torch for d in DTYPES.values() if d.scalar_type is not None}
 
 
 @cache

@@ -19,7 +19,7 @@ import weft.models.workloads
 from weft import Error, Schedule
 from weft.cli.asked import sizes_of
 from weft.fabric import Link, deadlines
-from weft.fabric.group.network_native import read_header
+from weft.fabric.group.headers import read_header
 from weft.fabric.proposal import Proposal, check_same
 from weft.machine import load
 from weft.machine.cluster import load_cluster

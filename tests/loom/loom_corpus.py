@@ -3,7 +3,7 @@ processes that have loom loaded (`loom_ranks.py`).
 
 A program is a function of a `Run`. `run.sync(name, action)` is a wait, a join or a record_stream
 that the program needs: the mutation of that name leaves it out. A program raises if a result is
-wrong, unless a wait was left out.
+wrong, unless a wait was left out. The file is long because it has one function per program.
 """
 
 from __future__ import annotations

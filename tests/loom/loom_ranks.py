@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 
-from ranks import Pool
+from rank_pools import Pool
 
 from weft.loom import Session, find
 

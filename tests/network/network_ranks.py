@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from ranks import Pool
+from rank_pools import Pool
 
 DEADLINE = 6.0
 

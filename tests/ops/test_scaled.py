@@ -175,7 +175,7 @@ def test_shapes_and_refusals(ranks):
                 "x_scale must have one number, or one for each row of x",
                 "w_scale must have one number, or one for each column of w: the shape [1, 16]",
                 "x_scale must be a tensor of torch.float32",
-                "out_dtype must be torch.bfloat16",
+                "out_dtype must be one of torch.float32",
                 "bias must have the shape [16], not [3]",
                 "reduce_op must be 'sum' or 'avg'",
                 "result_scale is for float8 results",

@@ -11,14 +11,12 @@ import time
 import pytest
 import torch.distributed as dist
 from ranks import check_call, tell
+from surviving import WITHIN
 
 from weft import PeerLost
 from weft.fabric import rendezvous
 from weft.fabric.group import several_machines
 from weft.fabric.host import opening
-
-WITHIN = 4.0
-"""As in test_bad_luck.py: seconds after the death of a rank in which every other must know."""
 
 
 def lost_at_once(said: str) -> tuple[float, float]:

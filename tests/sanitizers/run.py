@@ -26,7 +26,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
-SUITES = ["tests/native", "tests/fabric", "tests/collectives", "tests/run", "tests/ops"]
+SUITES = [
+    *("tests/native/test_hardening.py", "tests/fabric", "tests/collectives", "tests/run"),
+    "tests/ops",
+]
 
 MEMORY = "it measures memory, of which a sanitizer takes several times as much, and keeps some"
 MEASURED = {

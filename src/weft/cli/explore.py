@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -14,6 +14,7 @@ from weft.cli.explore_ahead import ahead_json, show_ahead
 from weft.cli.explore_cluster import explore_collective, explore_shape, explore_workload
 from weft.cli.explore_layers import explore_layers, read_model
 from weft.cli.explore_machines import show_both, to_json
+from weft.cli.explore_table import show
 from weft.cli.explore_ways import SIZES, explore_ways, node_of
 from weft.dtype import MULTIPLIED
 from weft.errors import Unsupported, nearest
@@ -21,14 +22,10 @@ from weft.machine import Machine, names
 from weft.models.workloads import WORKLOADS
 from weft.operation import find
 from weft.plan.collective import UNROOTED
-from weft.report.cells import Cell
-from weft.report.explore_figures import LOSSES
-from weft.report.explore_page import rows_of, summary_of, write_explore_page
+from weft.report.explore_page import write_explore_page
 from weft.report.files import check_target
 from weft.report.perfetto import write_trace
-from weft.report.terminal import table
 from weft.schedule import Schedule
-from weft.select.heuristic import choose
 from weft.simulate.cluster import ALGORITHMS
 from weft.study.exploration import Exploration, Scenario
 from weft.study.exploration import explore as simulate
@@ -37,20 +34,6 @@ from weft.timeline import Timeline
 
 SETS = {"ficco": ficco}
 """The scenarios that come with weft, by name."""
-
-# Two-line headers leave room for the names of schedules in 100 columns.
-_MANY = (
-    *("id", "comp.", "comm.", "serial", "ideal", "best schedule", "gain"),
-    *("of\nideal", "shard-\np2p", "adap-\ntive"),
-)
-_ONE = (
-    *("schedule", "ms", "gain"),
-    *("ex-\nposed", "decom-\npos.", "conten-\ntion", "launch", "% of\nideal", "hidden"),
-)
-_ROOMY = 96
-"""Columns of a terminal that has room for all of a table; a narrower one shows less."""
-_FEW = (0, 3, 4, 5, 6)
-"""Columns of `_MANY` that a narrower terminal has room for."""
 
 
 def register(app: typer.Typer) -> None:
@@ -273,8 +256,6 @@ def explore(
         show_both(every)
     else:
         show(every[0])
-        for scenario in every[0].scenarios if len(every[0].scenarios) == 1 else ():
-            console.print(_chosen(every[0], scenario))
     for explored in every if planned else ():
         show_ahead(explored)
     if html is not None:
@@ -290,64 +271,6 @@ def _as_asked(machine: Machine, contention: bool, captured: bool) -> Machine:
         )
     machine = machine if contention else machine.without_contention()
     return machine.captured() if captured else machine
-
-
-def _chosen(found: Exploration, scenario: Scenario) -> str:
-    """What `schedule="auto"` would choose there, and what that would take."""
-    operation: Any = scenario.operation
-    choice = choose(found.machine, operation).schedule
-    known = next((o for o in scenario.outcomes if o.schedule == choice), None)
-    said = "" if known is None else f", {known.seconds * 1e3:.3f} ms ({known.speedup:.2f}x)"
-    return f'The rule behind schedule="auto" chooses {choice}{said}.'
-
-
-def show(found: Exploration) -> None:
-    """Prints one row per scenario; for a single scenario, one row per schedule with its losses."""
-    if len(found.scenarios) > 1:
-        caption = (
-            f"Milliseconds on {found.world} x {found.machine.name}, simulated: compute and "
-            "communication alone, one after the other, the longer of both; then speedups over "
-            "serial, which is the faster of gathering with copy engines and with cores."
-        )
-        keep = range(len(_MANY)) if console.width >= _ROOMY else _FEW
-        rows = [[row[place] for place in keep] for row in rows_of(found)]
-        headers = [_MANY[place] for place in keep]
-        names = (headers.index("best schedule"),)
-        console.print(table(headers, rows, caption=caption, width=console.width, whole=names))
-    else:
-        _show_one(found.scenarios[0])
-    console.print(summary_of(found))
-
-
-def _show_one(scenario: Scenario) -> None:
-    console.print(
-        f"{scenario.operation.label}\n"
-        f"compute {scenario.compute * 1e3:.3f} ms, "
-        f"communication {scenario.communication * 1e3:.3f} ms, "
-        f"serial {scenario.serial * 1e3:.3f} ms, ideal {scenario.ideal * 1e3:.3f} ms"
-    )
-    rows: list[list[Cell]] = [
-        [
-            outcome.schedule.name,
-            outcome.seconds * 1e3,
-            f"{outcome.speedup:.2f}x",
-            *(1e3 * float(getattr(outcome.losses, key)) for key, _, _ in LOSSES),
-            round(outcome.percent_of_ideal),
-            outcome.losses.hidden * 1e3,
-        ]
-        for outcome in scenario.outcomes
-    ]
-    keep = len(_ONE) if console.width >= _ROOMY else 3 + len(LOSSES)
-    rows = [row[:keep] for row in rows]
-    caption = (
-        "Losses are milliseconds over ideal: exposed communication, decomposition, contention, "
-        "launch; hidden is what of them fell into time in which ideal waits too."
-    )
-    best = scenario.outcomes.index(scenario.best)
-    width = console.width
-    console.print(table(_ONE[:keep], rows, best=best, caption=caption, width=width, whole=(0,)))
-    for schedule, reason in scenario.refused:
-        console.print(f"{schedule} is left out: {reason}")
 
 
 def _schedules(text: str) -> list[Schedule] | None:

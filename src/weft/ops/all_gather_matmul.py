@@ -232,33 +232,15 @@ def _check_outs(
         check_out(name, out, x_shard, weights, weight.shape[1], x_name="x_shard")
 
 
-def _kernel(
-    a_shard: torch.Tensor,
-    bs: list[torch.Tensor],
-    gather_dim: int,
-    group: str,
-    *,
-    return_A: bool = False,  # noqa: N803 - the name in torch.ops.symm_mem
-    schedule: str = "auto",
-    shard_rows: Sequence[int] | None = None,
-) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
-    session, weights = session_for(resolve_group(group), a_shard), list(bs)
-    gathered, ys = run(
-        OPERATOR, session, schedule, a_shard, weights, gather_dim, return_A, shard_rows, None
-    )
-    # A graph needs every result in the layout that the fake kernel declares.
-    return None if gathered is None else gathered.contiguous(), [y.contiguous() for y in ys]
-
-
 def _fake(
     a_shard: torch.Tensor,
     bs: list[torch.Tensor],
     gather_dim: int,
     group: str,
     *,
-    return_A: bool = False,  # noqa: N803
-    schedule: str = "auto",
+    return_A: bool = False,  # noqa: N803 - the name in torch.ops.symm_mem
     shard_rows: Sequence[int] | None = None,
+    **_: Any,
 ) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
     rows = a_shard.shape[gather_dim] * dist.get_world_size(resolve_group(group))
     if shard_rows is not None:
@@ -310,7 +292,6 @@ OPERATOR = register(
         combine=_combine,
         schema="all_gather_matmul(Tensor A_shard, Tensor[] Bs, int gather_dim, str group_name, *, "
         'bool return_A=False, str schedule="auto", int[]? shard_rows=None) -> (Tensor?, Tensor[])',
-        kernel=_kernel,
         fake=_fake,
         casts=2,
         setup_context=_setup_context,

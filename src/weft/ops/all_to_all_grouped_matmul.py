@@ -16,8 +16,8 @@ from weft.ops.expert_operands import (
     match_expert_splits,
     weight_gradient,
 )
-from weft.ops.operands import bucket_of, check_out, dtype_name, resolve_group
-from weft.ops.operator import Bound, Operator, register, run, session_for
+from weft.ops.operands import bucket_of, check_out, dtype_name
+from weft.ops.operator import Bound, Operator, register
 from weft.plan.all_to_all_matmul import AllToAllMatmul
 from weft.plan.experts import weight_name
 from weft.plan.tasks import Plannable
@@ -95,23 +95,6 @@ def _combine(proposals: Sequence[Proposal]) -> AllToAllMatmul:
     return AllToAllMatmul(splits, columns, same["K"], same["dtype"], gathered, experts=experts)
 
 
-def _kernel(
-    a: torch.Tensor,
-    bs: list[torch.Tensor],
-    in_splits: Sequence[int],
-    out_splits: Sequence[int],
-    group: str,
-    *,
-    return_A: bool = False,  # noqa: N803 - as in all_gather_matmul
-    schedule: str = "auto",
-) -> Made:
-    session = session_for(resolve_group(group), a)
-    made: Made = run(
-        OPERATOR, session, schedule, a, list(bs), in_splits, out_splits, return_A, None
-    )
-    return made
-
-
 def _fake(
     a: torch.Tensor,
     bs: list[torch.Tensor],
@@ -119,8 +102,8 @@ def _fake(
     out_splits: Sequence[int],
     group: str,
     *,
-    return_A: bool = False,  # noqa: N803
-    schedule: str = "auto",
+    return_A: bool = False,  # noqa: N803 - the name in torch.ops.symm_mem
+    **_: Any,
 ) -> Made:
     rows = sum(out_splits)
     gathered = a.new_empty(rows, a.shape[1]) if return_A else None
@@ -178,7 +161,6 @@ OPERATOR = register(
         schema="all_to_all_grouped_matmul(Tensor A, Tensor[] Bs, int[] in_splits, "
         "int[] out_splits, str group_name, *, bool return_A=False, "
         'str schedule="auto") -> (Tensor?, Tensor[])',
-        kernel=_kernel,
         fake=_fake,
         casts=2,
         setup_context=_setup_context,

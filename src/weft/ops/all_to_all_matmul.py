@@ -27,7 +27,6 @@ from weft.ops.operands import (
     match_splits,
     num_rows,
     resized,
-    resolve_group,
 )
 from weft.ops.operator import Bound, Operator, register, run, session_for
 from weft.plan.all_to_all_matmul import AllToAllMatmul
@@ -212,23 +211,6 @@ def _combine(proposals: Sequence[Proposal]) -> AllToAllMatmul:
     return AllToAllMatmul(splits, columns, same["K"], same["dtype"], same["return_gathered"])
 
 
-def _kernel(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    in_splits: Sequence[int],
-    out_splits: Sequence[int],
-    group: str,
-    *,
-    return_A: bool = False,  # noqa: N803 - as in all_gather_matmul
-    schedule: str = "auto",
-) -> tuple[torch.Tensor | None, torch.Tensor]:
-    session = session_for(resolve_group(group), a)
-    made: tuple[torch.Tensor | None, torch.Tensor] = run(
-        OPERATOR, session, schedule, a, b, in_splits, out_splits, return_A, None
-    )
-    return made
-
-
 def _fake(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -236,8 +218,8 @@ def _fake(
     out_splits: Sequence[int],
     group: str,
     *,
-    return_A: bool = False,  # noqa: N803
-    schedule: str = "auto",
+    return_A: bool = False,  # noqa: N803 - the name in torch.ops.symm_mem
+    **_: Any,
 ) -> tuple[torch.Tensor | None, torch.Tensor]:
     rows = sum(out_splits)
     received = resized(a, 0, rows, a.shape[-1]) if return_A else None
@@ -281,7 +263,6 @@ OPERATOR = register(
         combine=_combine,
         schema="all_to_all_matmul(Tensor A, Tensor B, int[] in_splits, int[] out_splits, "
         'str group_name, *, bool return_A=False, str schedule="auto") -> (Tensor?, Tensor)',
-        kernel=_kernel,
         fake=_fake,
         casts=2,
         setup_context=_setup_context,

@@ -7,6 +7,7 @@ from functools import reduce
 
 import torch
 
+from weft.dtype import summed_in_float32
 from weft.errors import Unsupported
 from weft.ops.embedding_inputs import modes_of
 from weft.ops.operands import DTYPES, differentiated, dtype_name
@@ -58,10 +59,9 @@ def checked_modes(
     if weights is not None and set(modes) - {"sum"}:
         raise Unsupported("per_sample_weights go with mode='sum' only")
     for i, (table, index, offset) in enumerate(zip(tables, indices, offsets, strict=True)):
-        if table.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-            raise Unsupported(
-                f"tables[{i}] is {table.dtype}; use float32, bfloat16 or float16 tables"
-            )
+        if table.dtype not in summed_in_float32():
+            known = ", ".join(summed_in_float32().values())
+            raise Unsupported(f"tables[{i}] is {table.dtype}; use tables of one of {known}")
         if not table.is_contiguous():
             raise Unsupported(f"tables[{i}] is not contiguous; call .contiguous() on it once")
         for name, tensor in (("indices", index), ("offsets", offset)):

@@ -26,7 +26,7 @@ from weft.ops.operands import (
     match_splits,
     resolve_group,
 )
-from weft.ops.operator import Bound, Operator, register, run, session_for
+from weft.ops.operator import Bound, Operator, register
 from weft.plan.gather_contract import GatherContract, refuses
 from weft.run.call import check_tensor
 from weft.run.session import Session
@@ -39,6 +39,7 @@ def _bind(
     ds: list[torch.Tensor],
     in_splits: Sequence[int] | None,
     out_splits: Sequence[int] | None,
+    out: None,
 ) -> Bound:
     world = session.fabric.world
     splits = _check(world, a, ds, in_splits, out_splits)
@@ -115,28 +116,13 @@ def _combine(proposals: Sequence[Proposal]) -> GatherContract:
     return GatherContract(rows, taken, same["K"], columns, same["dtype"])
 
 
-def _kernel(
-    a: torch.Tensor,
-    ds: list[torch.Tensor],
-    in_splits: Sequence[int] | None,
-    out_splits: Sequence[int] | None,
-    group: str,
-    *,
-    schedule: str = "auto",
-) -> list[torch.Tensor]:
-    session = session_for(resolve_group(group), a)
-    made: list[torch.Tensor] = run(OPERATOR, session, schedule, a, ds, in_splits, out_splits)
-    return made
-
-
 def _fake(
     a: torch.Tensor,
     ds: list[torch.Tensor],
     in_splits: Sequence[int] | None,
     out_splits: Sequence[int] | None,
     group: str,
-    *,
-    schedule: str = "auto",
+    **_: Any,
 ) -> list[torch.Tensor]:
     return [a.new_empty(a.shape[1], d.shape[1]) for d in ds]
 
@@ -180,7 +166,6 @@ OPERATOR = register(
         combine=_combine,
         schema="gather_contract(Tensor A, Tensor[] Ds, int[]? in_splits, int[]? out_splits, "
         'str group_name, *, str schedule="auto") -> Tensor[]',
-        kernel=_kernel,
         fake=_fake,
         casts=2,
         setup_context=_setup_context,

@@ -19,10 +19,9 @@ from weft.ops.operands import (
     bucket_of,
     check_out,
     dtype_name,
-    resolve_group,
     shared_workspaces,
 )
-from weft.ops.operator import Bound, Operator, Output, into, register, run, session_for
+from weft.ops.operator import Bound, Operator, Output, into, register
 from weft.plan.experts import weight_name
 from weft.plan.matmul_all_to_all import MatmulAllToAll
 from weft.run.session import Session
@@ -72,28 +71,13 @@ def _combine(proposals: Sequence[Proposal]) -> MatmulAllToAll:
     return MatmulAllToAll(splits, same["N"], inner, same["dtype"], experts=experts)
 
 
-def _kernel(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    in_splits: Sequence[int],
-    out_splits: Sequence[int],
-    group: str,
-    *,
-    schedule: str = "auto",
-) -> torch.Tensor:
-    session = session_for(resolve_group(group), a)
-    y: torch.Tensor = run(OPERATOR, session, schedule, a, b, in_splits, out_splits, None)
-    return y
-
-
 def _fake(
     a: torch.Tensor,
     b: torch.Tensor,
     in_splits: Sequence[int],
     out_splits: Sequence[int],
     group: str,
-    *,
-    schedule: str = "auto",
+    **_: Any,
 ) -> torch.Tensor:
     return a.new_empty(sum(out_splits), b.shape[2])
 
@@ -129,7 +113,6 @@ OPERATOR = register(
         combine=_combine,
         schema="grouped_matmul_all_to_all(Tensor A, Tensor B, int[] in_splits, int[] out_splits, "
         'str group_name, *, str schedule="auto") -> Tensor',
-        kernel=_kernel,
         fake=_fake,
         casts=2,
         setup_context=_setup_context,

@@ -110,7 +110,7 @@ def _bind(
     both = isinstance(x, torch.Tensor) and isinstance(w, torch.Tensor)
     if both and w.dim() == 2 and x.dtype in DTYPES:
         check_weight(x, w, scale)
-    bound = bind_sum(MatmulAllReduce, session, x, w, 0, reduce_op, None, out, any_weight=True)
+    bound = bind_sum(MatmulAllReduce, session, x, w, reduce_op, 0, None, out, any_weight=True)
     operands, adapt = bound.again, bound.adapt
     assert operands is not None
     assert adapt is not None

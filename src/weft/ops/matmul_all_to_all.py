@@ -25,7 +25,6 @@ from weft.ops.operands import (
     match_splits,
     num_rows,
     resized,
-    resolve_group,
     shared_workspaces,
 )
 from weft.ops.operator import Bound, Operator, in_kernel, into, register, run, session_for
@@ -141,28 +140,13 @@ def _combine(proposals: Sequence[Proposal]) -> MatmulAllToAll:
     return MatmulAllToAll(splits, same["N"], tuple(o["K"] for o in own), same["dtype"])
 
 
-def _kernel(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    in_splits: Sequence[int],
-    out_splits: Sequence[int],
-    group: str,
-    *,
-    schedule: str = "auto",
-) -> torch.Tensor:
-    session = session_for(resolve_group(group), a)
-    y: torch.Tensor = run(OPERATOR, session, schedule, a, b, in_splits, out_splits, None)
-    return y
-
-
 def _fake(
     a: torch.Tensor,
     b: torch.Tensor,
     in_splits: Sequence[int],
     out_splits: Sequence[int],
     group: str,
-    *,
-    schedule: str = "auto",
+    **_: Any,
 ) -> torch.Tensor:
     return resized(a, 0, sum(out_splits), b.shape[1])
 
@@ -198,7 +182,6 @@ OPERATOR = register(
         combine=_combine,
         schema="matmul_all_to_all(Tensor A, Tensor B, int[] in_splits, int[] out_splits, "
         'str group_name, *, str schedule="auto") -> Tensor',
-        kernel=_kernel,
         fake=_fake,
         casts=2,
         setup_context=_setup_context,

@@ -67,27 +67,12 @@ def matmul_reduce_scatter(
             own_rows=own_rows,
         )
         return y
-    y = run(OPERATOR, session_for(group, x), schedule, x, w, scatter_dim, reduce_op, own_rows, out)
+    y = run(OPERATOR, session_for(group, x), schedule, x, w, reduce_op, scatter_dim, own_rows, out)
     return y
 
 
 def _bind(session: Session, *arguments: Any) -> Bound:
     return bind_sum(MatmulReduceScatter, session, *arguments)
-
-
-def _kernel(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    reduce_op: str,
-    scatter_dim: int,
-    group: str,
-    *,
-    schedule: str = "auto",
-    own_rows: int | None = None,
-) -> torch.Tensor:
-    session = session_for(resolve_group(group), a)
-    y: torch.Tensor = run(OPERATOR, session, schedule, a, b, scatter_dim, reduce_op, own_rows, None)
-    return y.contiguous()
 
 
 def _fake(
@@ -97,8 +82,8 @@ def _fake(
     scatter_dim: int,
     group: str,
     *,
-    schedule: str = "auto",
     own_rows: int | None = None,
+    **_: Any,
 ) -> torch.Tensor:
     found = resolve_group(group)
     if own_rows is None:
@@ -153,7 +138,6 @@ OPERATOR = register(
         combine=combine_sum,
         schema="matmul_reduce_scatter(Tensor A, Tensor B, str reduce_op, int scatter_dim, "
         'str group_name, *, str schedule="auto", int? own_rows=None) -> Tensor',
-        kernel=_kernel,
         fake=_fake,
         casts=2,
         setup_context=_setup_context,

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import _resolve_process_group
 
 from weft import fabric as fabrics
 from weft.errors import Error
@@ -26,6 +25,7 @@ from weft.ops import modes
 from weft.ops.first_use import check_first_use
 from weft.ops.known import Adapt, Again, Known, Operands, key_of
 from weft.ops.known import Output as Output
+from weft.ops.operands import resolve_group
 from weft.plan.tasks import Plannable
 from weft.run import session as sessions
 from weft.run.call import CHOSEN, Combine, Request, Tensors, carry_out
@@ -87,10 +87,10 @@ class Operator:
 
     schema: of `torch.ops.weft.NAME`. bind: checks the arguments on this rank. combine: makes the
     operation from the proposals of all ranks, or raises `Mismatch`. kernel: takes the arguments of
-    the schema; fake: returns their result without data. operation: the class of `weft.plan` that it
-    runs. asked: the decision for a schedule argument; None if a schedule must be chosen. repeats:
-    whether a call with arguments of the same layouts is a known call (`known.py`). casts: how many
-    arguments of the schema, from the first, autocast casts.
+    the schema (None: see `_kernel_of`); fake: returns their result without data. operation: the
+    class of `weft.plan` that it runs. asked: the decision for a schedule argument; None if a
+    schedule must be chosen. repeats: whether a call with arguments of the same layouts is a known
+    call (`known.py`). casts: how many arguments of the schema, from the first, autocast casts.
     """
 
     name: str
@@ -117,7 +117,8 @@ def register(operator: Operator) -> Operator:
         name, define = operator.name, library.define
         define(operator.schema)  # type: ignore[no-untyped-call]
         # For tensors of any device: the fabric of the device carries out the call.
-        library.impl(name, operator.kernel, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+        kernel = operator.kernel or _kernel_of(operator)
+        library.impl(name, kernel, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
         torch.library.register_fake(f"weft::{name}", operator.fake, lib=library)
         if operator.backward is not None:
             torch.library.register_autograd(
@@ -130,6 +131,31 @@ def register(operator: Operator) -> Operator:
     return operator
 
 
+def _kernel_of(operator: Operator) -> Callable[..., Any]:
+    """The kernel of an operator that binds the arguments of its schema in their order, without the
+    group and the schedule, and then an `out`, which a graph does not have."""
+    arguments = getattr(torch.ops.weft, operator.name).default._schema.arguments
+    names = [argument.name for argument in arguments]
+    defaults = {a.name: a.default_value for a in arguments if a.has_default_value()}
+    bound = [name for name in names if name not in ("group_name", "schedule")]
+
+    def kernel(*positional: Any, **keywords: Any) -> Any:
+        # torch leaves out arguments that have their default value.
+        given = {**defaults, **dict(zip(names, positional, strict=False)), **keywords}
+        session = session_for(resolve_group(given["group_name"]), positional[0])
+        made = run(operator, session, given["schedule"], *(given[name] for name in bound), None)
+        return _contiguous(made)
+
+    return kernel
+
+
+def _contiguous(made: Any) -> Any:
+    """Results in the layout that a fake kernel declares, which a graph relies on."""
+    if isinstance(made, torch.Tensor):
+        return made.contiguous()
+    return made if made is None else type(made)(map(_contiguous, made))
+
+
 def _register_modes(operator: Operator) -> None:
     """Registers what autocast and transforms of torch.func do with an operator."""
     name, impl = operator.name, library.impl
@@ -139,7 +165,7 @@ def _register_modes(operator: Operator) -> None:
     def refuse(*arguments: Any, **keywords: Any) -> None:
         error, given = modes.no_transforms(name), dict(zip(names, arguments, strict=False))
         if "group_name" in given:
-            fabrics.of(_resolve_process_group(given["group_name"])).refuse(name, error)
+            fabrics.of(resolve_group(given["group_name"])).refuse(name, error)
         raise error
 
     impl(name, refuse, modes.TRANSFORMS)  # type: ignore[no-untyped-call]

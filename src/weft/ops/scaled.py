@@ -7,13 +7,9 @@ from typing import Any
 
 import torch
 
+from weft.dtype import float8, scalar_types, summed_in_float32
 from weft.errors import Unsupported
 from weft.run.call import check_tensor
-from weft.run.scaled import EIGHT_BITS
-
-RESULTS = (torch.bfloat16, torch.float16, torch.float32)
-_NUMBERS = {5: torch.float16, 6: torch.float32, 15: torch.bfloat16}
-"""torch hands a list of dtypes to a kernel as a list of these numbers (c10::ScalarType)."""
 
 
 def check_eight(
@@ -26,27 +22,25 @@ def check_eight(
         name = "w" if len(weights) == 1 else f"w[{i}]"
         check_tensor(name, weight, (2,))
         for what, tensor in ((x_name, x), (name, weight)):
-            if tensor.dtype not in EIGHT_BITS:
-                raise Unsupported(
-                    f"{what} is {tensor.dtype}; scaled products take torch.float8_e4m3fn or "
-                    "torch.float8_e5m2"
-                )
+            if tensor.dtype not in float8():
+                known = " or ".join(map(str, float8()))
+                raise Unsupported(f"{what} is {tensor.dtype}; scaled products take {known}")
         if weight.shape[0] != x.shape[-1]:
             raise Unsupported(
                 f"{name} has {weight.shape[0]} rows, but {x_name} has {x.shape[-1]} columns; "
                 "both are K and must be equal"
             )
     for result in results:
-        if result not in RESULTS:
-            raise Unsupported(
-                f"out_dtype must be torch.bfloat16, torch.float16 or torch.float32, not {result}"
-            )
-    return EIGHT_BITS[x.dtype]
+        if result not in summed_in_float32():
+            known = ", ".join(map(str, summed_in_float32()))
+            raise Unsupported(f"out_dtype must be one of {known}, not {result}")
+    return float8()[x.dtype]
 
 
 def result_dtypes(given: Sequence[Any]) -> list[torch.dtype]:
-    """The dtypes of results: bfloat16 where none is given."""
-    return [torch.bfloat16 if one is None else _NUMBERS.get(one, one) for one in given]
+    """The dtypes of results: bfloat16 where none is given. torch hands a list of dtypes to a kernel
+    as a list of numbers."""
+    return [torch.bfloat16 if one is None else scalar_types().get(one, one) for one in given]
 
 
 def decided_as(x: torch.Tensor) -> str:

@@ -21,14 +21,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import pairwise
 from typing import Any, ClassVar, Literal
 
-from weft.errors import InvalidPlan, Unsupported
+from weft.errors import Unsupported
 from weft.operation import split, starts
 from weft.plan.builder import Builder
 from weft.plan.collective import Collective
-from weft.plan.contents import Contents, Data
+from weft.plan.collective_contents import check_collective
+from weft.plan.contents import Contents
 from weft.plan.tasks import Buffer, BufferKind, Plan, Region
 from weft.schedule import Schedule
 
@@ -119,7 +119,7 @@ class CommandedCollective:
         return _lower(self)
 
     def check(self, plan: Plan, contents: Contents) -> None:
-        _check(self.collective, contents, self.variant.command == "pull")
+        check_collective(self.collective, contents, self.variant.command == "pull")
 
 
 def refuses(collective: Collective, variant: Variant) -> str | None:
@@ -335,68 +335,3 @@ class _VariantLowering:
                     label=f"sum of chunk {number}",
                 )
         return made
-
-
-# -- what must be where in the end -----------------------------------------------------------------
-
-
-def _check(operation: Collective, contents: Contents, pulled: bool) -> None:
-    world, sizes, root = operation.world, operation.sizes, operation.root
-    begin, total = starts(sizes), sum(sizes)
-    for r in range(world):
-        if operation.kind == "all_gather":
-            for p in range(world):
-                source = ((p, "x"), 0) if pulled else ((p, "y"), begin[p])
-                _holds(contents, r, begin[p], sizes[p], [source])
-        elif operation.kind == "broadcast":
-            _holds(contents, r, 0, total, [((root, "x" if pulled else "y"), 0)])
-        elif operation.kind == "gather":
-            for p in range(world if r == root else 0):
-                _holds(contents, r, begin[p], sizes[p], [((p, "x"), 0)])
-        elif operation.kind == "scatter":
-            _holds(contents, r, 0, sizes[r], [((root, "x"), begin[r])])
-        elif operation.kind == "reduce_scatter":
-            _holds(contents, r, 0, sizes[r], [((p, "x"), begin[r]) for p in range(world)])
-        elif operation.kind == "all_reduce":
-            _holds(contents, r, 0, total, [((p, "x"), 0) for p in range(world)])
-        else:
-            _check_exchanged(operation, contents, r)
-
-
-def _check_exchanged(operation: Collective, contents: Contents, rank: int) -> None:
-    world = operation.world
-    sent = [operation.sent(source) for source in range(world)]
-    got = [sent[source][rank] for source in range(world)]
-    pieces = contents.of(rank, "y")
-    named = pieces[0].value.buffer[1] if pieces and isinstance(pieces[0].value, Data) else "x"
-    for p in range(world):
-        wanted = [((p, named), starts(sent[p])[rank])]
-        _holds(contents, rank, starts(got)[p], got[p], wanted)
-
-
-def _holds(
-    contents: Contents, rank: int, row: int, rows: int, wanted: list[tuple[tuple[int, str], int]]
-) -> None:
-    """Raises unless rows of a rank's result are the sum of rows of these inputs, and of nothing
-    else."""
-    pieces = [
-        piece
-        for piece in contents.of(rank, "y")
-        if piece.row < row + rows and row < piece.row + piece.rows
-    ]
-    edges = {row, row + rows}
-    for piece in pieces:
-        edges |= {max(row, piece.row), min(row + rows, piece.row + piece.rows)}
-    cuts = sorted(edges)
-    for top, bottom in pairwise(cuts):  # inside, nothing begins or ends
-        found = []
-        for piece in pieces:
-            if piece.row <= top and bottom <= piece.row + piece.rows:
-                if not isinstance(piece.value, Data):
-                    raise InvalidPlan(f"rank {rank} has a product where a collective only adds")
-                found.append((piece.value.buffer, piece.value.row + top - piece.row))
-        expected = sorted((buffer, first + top - row) for buffer, first in wanted)
-        if sorted(found) != expected:
-            raise InvalidPlan(
-                f"rows {top}:{bottom} of rank {rank}'s result hold {found}, not {expected}"
-            )

@@ -7,9 +7,12 @@ from typing import Any
 
 import torch
 
+from weft.dtype import float8
 from weft.errors import Unsupported
 from weft.plan.tasks import AnyTask, Await, Lookup, Matmul, Permute, Reduce, Region, Tiles
-from weft.run.scaled import EIGHT_BITS, Scales, scaled_product
+from weft.run.scaled import Scales, scaled_product
+
+_FLOAT8 = float8()
 
 View = Callable[[Region], torch.Tensor]
 
@@ -44,7 +47,7 @@ def execute(task: AnyTask, view: View, more: Any) -> None:
 
 def multiply(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, accumulate: bool) -> None:
     """c = a @ b, or c += a @ b. Narrower operands are first converted to the dtype of c."""
-    if a.dtype in EIGHT_BITS and not accumulate and a.shape[1]:
+    if a.dtype in _FLOAT8 and not accumulate and a.shape[1]:
         one = torch.ones(1, 1, device=c.device)
         scaled_product(a, b, c, one, one)
         return

@@ -9,8 +9,6 @@ import torch
 
 from weft.plan.tasks import Matmul, Permute, Region
 
-EIGHT_BITS = {torch.float8_e4m3fn: "float8_e4m3fn", torch.float8_e5m2: "float8_e5m2"}
-"""The dtypes of float8 that can be multiplied, and their names in plans."""
 STEP = 16
 """GEMM libraries take float8 operands whose K and N are multiples of this."""
 

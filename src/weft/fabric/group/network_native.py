@@ -13,7 +13,6 @@ before, and the tags of transfers can be the same in every call.
 
 from __future__ import annotations
 
-import struct
 import threading
 import time
 from collections import deque
@@ -21,13 +20,19 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import cycle
 from types import MappingProxyType
-from typing import NamedTuple
 
-import numpy as np
 import torch
 
 from weft.fabric import _native
-from weft.fabric.group.eager import MOST_BYTES
+from weft.fabric.group.headers import (
+    BYE,
+    HEADER_BYTES,
+    HEADER_TAG,
+    NOTHING,
+    Header,
+    read_header,
+    write_header,
+)
 from weft.fabric.group.responsive import become_responsive
 from weft.fabric.group.transfers import NetworkFlight, NetworkProgram, Payload, Poster
 from weft.fabric.group.transport import Posted, Transport, wait
@@ -43,38 +48,10 @@ from weft.fabric.outcomes import (
     Outcome,
 )
 
-HEADER_TAG = 0
-_HEAD = struct.Struct("<QQQI")
-_HEADER_BYTES = _HEAD.size + _native.MAX_BLOB + MOST_BYTES
-_BYE = 0
-"""Sent in place of the number of a call by a rank that leaves."""
 _GRACE = 0.5
 """Seconds to wait for the end of lanes whose connections are closed."""
 _SLICE = 0.05
 """The longest wait before Python handles its signals, in seconds."""
-
-
-class _Header(NamedTuple):
-    """The header of a call, and the bytes that came with it for the plan `eager`."""
-
-    signature: int
-    blob: bytes
-    eager: int
-    payload: Payload
-
-
-_NOTHING: Payload = np.empty(0, np.uint8)
-
-
-def read_header(raw: Payload) -> tuple[int, _Header] | None:
-    """The call and the header in a message; None if its sizes do not fit the message."""
-    if len(raw) < _HEAD.size:
-        return None
-    call, signature, eager, size = _HEAD.unpack_from(raw.data)
-    begin = _HEAD.size + size
-    if size > _native.MAX_BLOB or begin > len(raw):
-        return None
-    return call, _Header(signature, raw[_HEAD.size : begin].tobytes(), eager, raw[begin:])
 
 
 class NetworkNative:
@@ -93,7 +70,7 @@ class NetworkNative:
         self._rank, self._world, self._members = rank, world, list(members)
         self._peers = [peer for peer in range(world) if peer != rank]
         self._changed = threading.Condition()
-        self._headers: dict[int, dict[int, _Header]] = {}
+        self._headers: dict[int, dict[int, Header]] = {}
         self._entered = [0] * world
         self._failed_in = 0
         self._gone: dict[int, int] = {}
@@ -128,7 +105,7 @@ class NetworkNative:
         self.inner.enter(call, signature, offsets, blob)
         with self._changed:
             self._headers.pop(call - 2, None)
-            self._note(call, self._rank, _Header(signature, blob, eager, _NOTHING))
+            self._note(call, self._rank, Header(signature, blob, eager, NOTHING))
 
     def _send(
         self,
@@ -138,12 +115,10 @@ class NetworkNative:
         eager: int = 0,
         payloads: Mapping[int, Sequence[Payload]] = MappingProxyType({}),
     ) -> None:
-        head = np.frombuffer(_HEAD.pack(call, signature, eager, len(blob)) + blob, np.uint8)
-        messages: dict[int, torch.Tensor] = {}
-        for peer in self._peers:
-            parts = payloads.get(peer, ())
-            message = np.concatenate([head, *(part.reshape(-1) for part in parts)])
-            messages[peer] = torch.from_numpy(message)
+        messages = {
+            peer: write_header(call, signature, blob, eager, payloads.get(peer, ()))
+            for peer in self._peers
+        }
         self._poster.push(lambda: self._post(messages))
 
     def _post(self, messages: Mapping[int, torch.Tensor]) -> None:
@@ -159,13 +134,13 @@ class NetworkNative:
         become_responsive()
         # Two buffers take turns: when the next header but one arrives, this rank has finished the
         # call of this one. Pages that no payload has reached take no memory.
-        buffers = [torch.empty(_HEADER_BYTES, dtype=torch.uint8, device="cpu") for _ in range(2)]
+        buffers = [torch.empty(HEADER_BYTES, dtype=torch.uint8, device="cpu") for _ in range(2)]
         try:
             for buffer in cycle(buffers):
                 wait(self.transport.receive(buffer, peer, HEADER_TAG))
                 found = read_header(buffer.numpy())
                 with self._changed:
-                    if found is None or found[0] == _BYE:
+                    if found is None or found[0] == BYE:
                         self._gone[peer] = CORRUPT if found is None else PEER_LEFT
                         break
                     self._note(found[0], peer, found[1])
@@ -178,7 +153,7 @@ class NetworkNative:
         if flight is not None and self._gone[peer] == PEER_LOST and flight.lost(peer, _GRACE):
             self._stuck.add(peer)
 
-    def _note(self, call: int, rank: int, header: _Header) -> None:
+    def _note(self, call: int, rank: int, header: Header) -> None:
         """Keeps a header. The last header of a call starts its flight."""
         self._headers.setdefault(call, {})[rank] = header
         self._entered[rank] = call
@@ -390,7 +365,7 @@ class NetworkNative:
         self._closed = True
         self.inner.leave()
         if not self.transport.aborted:
-            self._send(_BYE, 0, b"")
+            self._send(BYE, 0, b"")
             self._poster.close()
             for work in self._sent[-1][1] if self._sent else ():
                 with suppress(RuntimeError):
