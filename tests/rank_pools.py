@@ -10,7 +10,8 @@ broken.
 
 Functions are module-level and sent by reference. Every rank is in one gloo group and has one
 compute thread. Ranks fork from a server that has torch imported, so a new pool is cheap; they die
-with that server, and it dies with the tests, however those end. A rank that raises, dies or hangs
+with that server, and it dies with the tests, however those end. Tests whose ranks need more than
+torch have a server of their own, which has imported that too. A rank that raises, dies or hangs
 breaks its pool: the next test gets new processes.
 """
 
@@ -23,8 +24,11 @@ import os
 import signal
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -37,7 +41,28 @@ DEADLINE = 20.0
 Environment = Mapping[str, "str | tuple[str, ...]"]
 """Variables of all ranks; where the value is a tuple, of each in turn."""
 
+IMPORTED = ("torch", "torch.distributed", "weft")
+"""What every server has imported."""
+
 _PR_SET_PDEATHSIG = 1
+
+
+@cache
+def _server(more: tuple[str, ...]) -> forkserver.ForkServer:
+    server = forkserver.ForkServer()
+    server.set_forkserver_preload([*IMPORTED, *more])
+    return server
+
+
+@contextmanager
+def _forking_from(more: tuple[str, ...]) -> Iterator[None]:
+    """Processes started in the block fork from the server that has imported more."""
+    usual = forkserver.connect_to_new_process
+    forkserver.connect_to_new_process = _server(more).connect_to_new_process
+    try:
+        yield
+    finally:
+        forkserver.connect_to_new_process = usual
 
 
 @dataclass
@@ -115,9 +140,14 @@ class Job:
 class Pool:
     """The ranks of one world."""
 
-    def __init__(self, world: int, environment: Environment | None = None) -> None:
+    _imports: tuple[str, ...] = ()
+
+    def __init__(
+        self, world: int, environment: Environment | None = None, imports: Sequence[str] = ()
+    ) -> None:
         import torch.distributed as dist
 
+        self._imports = tuple(imports)
         self._store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
         own = [_of_rank(environment or {}, rank) for rank in range(world)]
         self._begin(_join, [(rank, world, self._store.port, own[rank]) for rank in range(world)])
@@ -134,7 +164,8 @@ class Pool:
                 ours, theirs = context.Pipe()
                 call = (theirs, join, (name, *own))
                 process = context.Process(target=_serve, args=call, daemon=True)
-                process.start()
+                with _forking_from(self._imports):
+                    process.start()
                 theirs.close()
                 self.pipes.append(ours)
                 self.processes.append(process)
@@ -211,20 +242,22 @@ class Pools:
     """One pool per world size and environment."""
 
     def __init__(self) -> None:
-        multiprocessing.set_forkserver_preload(["torch", "torch.distributed", "weft"])
         self._pools: dict[tuple, Pool] = {}
         self._extra: list[Pool] = []
         self.others: dict[str, Any] = {}
         """Pools of other kinds, by name; closed with these."""
 
-    def get(self, world: int, environment: Environment | None = None) -> Pool:
-        """The pool that all tests share; new processes if the last test broke it."""
-        key = (world, *sorted((environment or {}).items()))
+    def get(
+        self, world: int, environment: Environment | None = None, imports: Sequence[str] = ()
+    ) -> Pool:
+        """The pool that all tests share; new processes if the last test broke it. imports: modules
+        that its ranks are to have imported when they start."""
+        key = (world, *imports, *sorted((environment or {}).items()))
         pool = self._pools.get(key)
         if pool is None or not pool.usable:
             if pool is not None:
                 pool.close()
-            pool = self._pools[key] = Pool(world, environment)
+            pool = self._pools[key] = Pool(world, environment, imports)
         return pool
 
     def fresh(self, world: int, environment: Environment | None = None) -> Pool:
