@@ -17,8 +17,8 @@ from weft import benchmarks
 from weft.benchmarks import Result
 from weft.cli.console import Json, console, print_json, progress
 from weft.errors import Error, Unsupported
+from weft.files import write_atomically
 from weft.measure.provenance import provenance
-from weft.report.files import write_atomically
 from weft.report.terminal import table
 
 ALL = "all"

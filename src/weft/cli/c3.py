@@ -14,6 +14,7 @@ from weft.cli.c3_case import ask_case
 from weft.cli.console import Json, console, print_json, progress
 from weft.dtype import ITEM_BYTES
 from weft.errors import Unsupported
+from weft.files import check_target
 from weft.machine import Machine, load, names
 from weft.report.c3_page import (
     RULE_HEADERS,
@@ -28,7 +29,6 @@ from weft.report.c3_page import (
     write_c3_page,
 )
 from weft.report.cells import Cell
-from weft.report.files import check_target
 from weft.report.terminal import table
 from weft.study.c3 import measured, simulated
 from weft.study.c3.cases import KINDS as KINDS_OF_SCENARIO

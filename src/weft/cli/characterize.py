@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from weft.cli.console import Json, console, print_json, progress
+from weft.files import check_target
 from weft.machine import load, names
 from weft.report.characterize_page import HEADERS, rows_of, summary_of, write_characterize_page
-from weft.report.files import check_target
 from weft.report.terminal import table
 from weft.study.characterization import characterize as simulate
 from weft.study.characterize_host import characterize_host

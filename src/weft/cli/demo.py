@@ -12,9 +12,9 @@ from rich.console import Console
 
 from weft.cli.console import WIDTH, Json, console, print_json, progress
 from weft.cli.run import check_device
+from weft.files import write_atomically
 from weft.measure.measurement import LinkSpec, Measurement, measure
 from weft.plan.all_gather_matmul import AllGatherMatmul
-from weft.report.files import write_atomically
 from weft.report.page import timelines_page
 from weft.report.terminal import draw
 from weft.schedule import Schedule

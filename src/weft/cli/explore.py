@@ -18,12 +18,12 @@ from weft.cli.explore_table import show
 from weft.cli.explore_ways import SIZES, explore_ways, node_of
 from weft.dtype import MULTIPLIED
 from weft.errors import Unsupported, nearest
+from weft.files import check_target
 from weft.machine import Machine, names
 from weft.models.workloads import WORKLOADS
 from weft.operation import find
 from weft.plan.collective import UNROOTED
 from weft.report.explore_page import write_explore_page
-from weft.report.files import check_target
 from weft.report.perfetto import write_trace
 from weft.schedule import Schedule
 from weft.simulate.cluster import ALGORITHMS

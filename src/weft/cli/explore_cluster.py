@@ -10,10 +10,10 @@ from typing import Any
 from weft.cli.asked import sizes_of
 from weft.cli.console import console, print_json, progress
 from weft.errors import Unsupported
+from weft.files import check_target
 from weft.machine import Cluster, load_cluster
 from weft.models.workloads import load_workload
 from weft.report.cells import Cell
-from weft.report.files import check_target
 from weft.report.perfetto import write_trace
 from weft.report.scaling_page import (
     HEADERS,

@@ -10,10 +10,10 @@ from typing import Any
 from weft.cli.asked import sizes_of
 from weft.cli.console import console, print_json, progress
 from weft.errors import Unsupported
+from weft.files import check_target
 from weft.machine import Cluster, load_cluster
 from weft.plan.collective import UNROOTED, find_kind
 from weft.report.collective_report import refused_of, tables_of, verdict, why
-from weft.report.files import check_target
 from weft.report.perfetto import write_trace
 from weft.report.terminal import table
 from weft.report.units import byte_size

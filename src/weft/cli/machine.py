@@ -10,12 +10,12 @@ import typer
 
 from weft.cli.console import Json, console, print_json
 from weft.errors import Unsupported
+from weft.files import check_target
 from weft.machine import Machine, load, load_cluster, names
 from weft.machine.checking import Remark, check
 from weft.machine.loading import file_of, read_table
 from weft.machine.template import template
 from weft.report.cells import Cell
-from weft.report.files import check_target
 from weft.report.terminal import table
 from weft.report.units import duration
 from weft.study.price import price_collective, price_copy, price_gemm

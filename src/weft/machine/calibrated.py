@@ -7,15 +7,14 @@ directory, where `weft.machine.load("cpu")` finds it.
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from math import inf
 from pathlib import Path
 from typing import Any
 
 from weft.errors import Unsupported
+from weft.files import write_atomically
 from weft.machine.description import Machine
 
 NAME = "cpu"
@@ -34,19 +33,11 @@ def path() -> Path:
 
 def write(target: Path, text: str) -> Path:
     """Writes a file atomically and creates its folders. Readers see the old file or the new one."""
-    beside = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            beside.write_text(text, encoding="utf-8")
-            os.replace(beside, target)
-        except BaseException:
-            with suppress(OSError):
-                beside.unlink()
-            raise
     except OSError as error:
         raise Unsupported(f"cannot write {target}: {error.strerror or error}") from error
-    return target
+    return write_atomically(target, [text])
 
 
 def to_toml(machine: Machine, heading: str, sources: Mapping[str, str]) -> str:

@@ -27,6 +27,7 @@ from weft.ops.operands import (
     match_splits,
     num_rows,
     resized,
+    save_routed,
 )
 from weft.ops.operator import Bound, Operator, register, run, session_for
 from weft.plan.all_to_all_matmul import AllToAllMatmul
@@ -226,14 +227,6 @@ def _fake(
     return received, resized(a, 0, rows, b.shape[1])
 
 
-def _setup_context(
-    ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: Any, output: Any
-) -> None:
-    x, w, ctx.in_splits, ctx.out_splits, ctx.group = inputs
-    ctx.save_for_backward(x, w)
-    ctx.schedule = keyword_only_inputs["schedule"]
-
-
 def _backward(ctx: Any, received: torch.Tensor | None, dy: torch.Tensor) -> tuple[Any, ...]:
     """dX = all_to_all(dY @ W^T) back to where the rows came from, dW = received(X)^T @ dY."""
     x, w = ctx.saved_tensors
@@ -265,7 +258,7 @@ OPERATOR = register(
         'str group_name, *, bool return_A=False, str schedule="auto") -> (Tensor?, Tensor)',
         fake=_fake,
         casts=2,
-        setup_context=_setup_context,
+        setup_context=save_routed,
         backward=_backward,
         repeats=True,
     )

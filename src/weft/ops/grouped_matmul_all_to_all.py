@@ -19,6 +19,7 @@ from weft.ops.operands import (
     bucket_of,
     check_out,
     dtype_name,
+    save_routed,
     shared_workspaces,
 )
 from weft.ops.operator import Bound, Operator, Output, into, register
@@ -82,14 +83,6 @@ def _fake(
     return a.new_empty(sum(out_splits), b.shape[2])
 
 
-def _setup_context(
-    ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: Any, output: Any
-) -> None:
-    x, w, ctx.in_splits, ctx.out_splits, ctx.group = inputs
-    ctx.save_for_backward(x, w)
-    ctx.schedule = keyword_only_inputs["schedule"]
-
-
 def _backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
     """dP = dY back on the ranks of the experts, dX = dP @ W^T, dW = X^T @ dP for every expert."""
     x, w = ctx.saved_tensors
@@ -115,7 +108,7 @@ OPERATOR = register(
         'str group_name, *, str schedule="auto") -> Tensor',
         fake=_fake,
         casts=2,
-        setup_context=_setup_context,
+        setup_context=save_routed,
         backward=_backward,
     )
 )

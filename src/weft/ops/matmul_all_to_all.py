@@ -25,6 +25,7 @@ from weft.ops.operands import (
     match_splits,
     num_rows,
     resized,
+    save_routed,
     shared_workspaces,
 )
 from weft.ops.operator import Bound, Operator, in_kernel, into, register, run, session_for
@@ -151,14 +152,6 @@ def _fake(
     return resized(a, 0, sum(out_splits), b.shape[1])
 
 
-def _setup_context(
-    ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: Any, output: Any
-) -> None:
-    x, w, ctx.in_splits, ctx.out_splits, ctx.group = inputs
-    ctx.save_for_backward(x, w)
-    ctx.schedule = keyword_only_inputs["schedule"]
-
-
 def _backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
     """dP = all_to_all(dY) back to where the rows were made, dX = dP @ W^T, dW = X^T @ dP."""
     x, w = ctx.saved_tensors
@@ -184,7 +177,7 @@ OPERATOR = register(
         'str group_name, *, str schedule="auto") -> Tensor',
         fake=_fake,
         casts=2,
-        setup_context=_setup_context,
+        setup_context=save_routed,
         backward=_backward,
         repeats=True,
     )

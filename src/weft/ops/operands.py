@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -238,3 +239,10 @@ def match_splits(
                     f"rank {target}, which expects {expected[source]}"
                 )
     return tuple(tuple(sent) for sent, _ in pairs)
+
+
+def save_routed(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: Any, output: Any) -> None:
+    """Saves for the backward pass what an operator with splits was called with."""
+    x, w, ctx.in_splits, ctx.out_splits, ctx.group = inputs
+    ctx.save_for_backward(x, w)
+    ctx.schedule = keyword_only_inputs["schedule"]

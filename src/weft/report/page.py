@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 from weft.errors import Unsupported
+from weft.files import write_atomically
 from weft.report import cells, figures, units
-from weft.report.files import write_atomically
 from weft.report.palette import COLOURS, WAIT, fills_of
 from weft.timeline import Timeline
 

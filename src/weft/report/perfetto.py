@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from weft.report.files import write_atomically
+from weft.files import write_atomically
 from weft.report.palette import lanes_of
 from weft.timeline import Span, Timeline
 

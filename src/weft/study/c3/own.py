@@ -20,6 +20,7 @@ from weft.simulate import run
 from weft.simulate.cost import collective
 from weft.strategy import Strategy
 from weft.study.c3 import rules
+from weft.study.c3.findings import C3Outcome
 from weft.study.c3.simulated import TRIMS, WORLD
 from weft.timeline import percent_of_ideal
 
@@ -84,29 +85,6 @@ class CaseQuestion:
 
 
 @dataclass(frozen=True)
-class Tried:
-    """One strategy. Slowdowns are against the same work alone: of the GEMM from its start to its
-    end, of the collective from the call to its end."""
-
-    strategy: Strategy
-    seconds: float
-    speedup: float
-    percent_of_ideal: float
-    gemm_slowdown: float
-    collective_slowdown: float
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "name": self.strategy.name,
-            "total_ms": 1e3 * self.seconds,
-            "speedup": self.speedup,
-            "percent_of_ideal": self.percent_of_ideal,
-            "gemm_slowdown": self.gemm_slowdown,
-            "collective_slowdown": self.collective_slowdown,
-        }
-
-
-@dataclass(frozen=True)
 class CaseAnswer:
     """What a machine makes of a question. `ways` is the collective alone by who moves it, `refused`
     the strategies that cannot be had, with the reason."""
@@ -116,7 +94,7 @@ class CaseAnswer:
     gemm: float
     memory_bound: bool
     ways: dict[str, float]
-    tried: tuple[Tried, ...]
+    tried: tuple[C3Outcome, ...]
     refused: dict[str, str]
 
     @property
@@ -133,7 +111,7 @@ class CaseAnswer:
         return max(self.gemm, self.ways[self.way])
 
     @property
-    def use(self) -> Tried:
+    def use(self) -> C3Outcome:
         """The simplest of the strategies that are as good as the quickest."""
         best = min(self.tried, key=lambda one: one.seconds)
         if best.speedup < WORTH:
@@ -175,11 +153,17 @@ class CaseAnswer:
             "collective_ms": {name: 1e3 * seconds for name, seconds in self.ways.items()},
             "serial_ms": 1e3 * self.serial,
             "ideal_ms": 1e3 * self.ideal,
-            "strategies": [one.to_json() for one in self.tried],
+            "strategies": [_named(one) for one in self.tried],
             "refused": self.refused,
             "use": self.use.strategy.name,
             "verdict": self.verdict(),
         }
+
+
+def _named(outcome: C3Outcome) -> dict[str, Any]:
+    """An outcome with the keys that the answer to a single question has."""
+    said = outcome.to_json()
+    return {"name": said.pop("strategy"), "total_ms": said.pop("ms"), **said}
 
 
 def ask(machine: Machine, question: CaseQuestion) -> CaseAnswer:
@@ -207,11 +191,11 @@ def ask(machine: Machine, question: CaseQuestion) -> CaseAnswer:
         ways["dma"] = run(moving.lower(Strategy.of("dma")), machine).seconds
     serial, communication = gemm + min(ways.values()), min(ways.values())
 
-    def tried(strategy: Strategy) -> Tried:
+    def tried(strategy: Strategy) -> C3Outcome:
         found = run(operation.lower(strategy), machine)
         multiplied = max(p.seconds for p in found.pieces if isinstance(p.task, Matmul))
         moved = max(p.end for p in found.pieces if isinstance(p.task, Copy))
-        return Tried(
+        return C3Outcome(
             strategy,
             found.seconds,
             serial / found.seconds,
@@ -224,7 +208,7 @@ def ask(machine: Machine, question: CaseQuestion) -> CaseAnswer:
     if summing:
         reason = f"copy engines cannot add, and {question.collective} adds"
         refused = {"dma": reason, "dma+trimmed": reason}
-    first = Tried(Strategy.of("serial"), serial, 1.0, 0.0, 1.0, 1.0)
+    first = C3Outcome(Strategy.of("serial"), serial, 1.0, 0.0, 1.0, 1.0)
     best = [
         min(map(tried, swept), key=lambda one: one.seconds) for swept in _swept(machine, summing)
     ]
