@@ -1,4 +1,4 @@
-"""`weft loom`: runs a user's multi-GPU script without a GPU, and finds the wait that is missing."""
+"""`weft loom`: runs a user's multi-GPU script without a GPU, and finds missing waits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""loom: an accelerator of torch's that runs on any CPU, and finds the wait that is missing.
+"""loom: a device for torch that runs on any CPU and finds missing waits.
 
 `load()` registers a device `loom` with asynchronous streams, events, copy engines, peer memory and
 graphs. weft itself never loads it. See docs/loom.md.

@@ -1,4 +1,5 @@
-"""loom for torch.compile: registered when torch's compiler is imported, which takes long."""
+"""Registers loom with torch.compile, but not before a program imports the compiler: that takes
+long."""
 
 from __future__ import annotations
 

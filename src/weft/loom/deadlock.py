@@ -1,5 +1,5 @@
-"""What a run was found to do wrong, and the findings that the runtime's own lines tell of:
-devices that stood still, captures that were not joined, device memory that the host touched."""
+"""A finding, and the findings that single lines of the log report: devices that stood still,
+captures that were not joined, device memory that the host touched."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""What torch cannot say for every device, said to loom: engine copies, posts and waits of words.
+"""The driver of loom: copies by engines, posts of words and waits for them. torch has no functions
+for these that work on every device.
 
-The device fabric has such a driver for each kind of device. This one calls loom's own C names; the
-drivers of CUDA and HIP can be given loom's library (`vendor_library`) in place of the vendor's.
+The device fabric has such a driver for each kind of device. This one calls loom's own C functions;
+the drivers of CUDA and HIP can be given loom's library (`vendor_library`) in place of the vendor's.
 """
 
 from __future__ import annotations

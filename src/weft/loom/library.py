@@ -1,4 +1,4 @@
-"""loom's C names: the library itself, loaded at most once in a process."""
+"""loom's library, loaded at most once in a process, and the signatures of its C functions."""
 
 from __future__ import annotations
 

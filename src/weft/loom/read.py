@@ -1,9 +1,9 @@
-"""Reading what ranks have logged: one line of JSON for each thing that happened, in time order.
+"""Reads the logs of ranks: one line of JSON for each thing that happened, in the order of time.
 
 The kinds of lines (native/loom/log.cpp writes them): `o` an operation with the bytes it touched,
 `r` and `w` an event recorded and waited for, `p` and `f` a word posted and waited for, `h` what the
-host of a rank learnt, `n` a finding of the runtime's own, `t` a touch of device memory by the host,
-`x` why a device failed, and `q` what was then still queued.
+host of a rank learnt, `n` a finding of the runtime itself, `t` a touch of device memory by the
+host, `x` why a device failed, and `q` what was then still queued.
 """
 
 from __future__ import annotations

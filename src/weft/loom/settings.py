@@ -1,4 +1,4 @@
-"""How a loom device behaves: what `load` is given, or the environment says."""
+"""The settings of a loom device: arguments of `load`, or environment variables."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from weft.machine.description import Machine
 from weft.machine.loading import check_value, from_table, load, names
 
 FAR = 30.0
-"""A number that is so many times outside of what all known machines have is doubted."""
+"""A number is doubted if it is this many times above or below those of all known machines."""
 
 _UNITS = {
     "bandwidth": ("bytes per second", 1e9, "GB/s"),

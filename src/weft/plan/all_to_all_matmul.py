@@ -24,7 +24,7 @@ class AllToAllMatmul:
 
     splits: per rank, how many of its rows go to each rank. columns: per rank, the columns of each
     of its W_i. gathered: whether the received rows are an output, too. result: the dtype of every
-    Y_i, if not that of X. experts: if above 0, every rank has so many experts, each with its own
+    Y_i, if not that of X. experts: if above 0, every rank has this many experts, each with its own
     W_i; splits are then by rank and expert, and the received rows are in the order of experts and
     ranks (`plan.experts`).
     """

@@ -79,7 +79,7 @@ class Concurrent:
         dtype: str = "float32",
         moved: int | None = None,
     ) -> Concurrent:
-        """The operation with a GEMM of M, N, K and a collective of so many bytes, as libraries
+        """The operation with a GEMM of M, N, K and a collective of that many bytes, as libraries
         count them: the gathered result of an all-gather, the input of the others.
 
         moved: what an all-gather would have to gather to send as many bytes as this collective

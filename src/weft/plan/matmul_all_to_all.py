@@ -24,8 +24,8 @@ class MatmulAllToAll:
 
     splits: per rank, how many of its rows go to each rank. inner: the K of every rank. result: the
     dtype of the products that travel and of Y, if not that of X. experts: if above 0, every rank
-    has so many experts, each with its own W; splits are then by rank and expert, and the rows of X
-    are in the order of experts and ranks (`plan.experts`).
+    has this many experts, each with its own W; splits are then by rank and expert, and the rows of
+    X are in the order of experts and ranks (`plan.experts`).
     """
 
     splits: tuple[tuple[int, ...], ...]

@@ -38,7 +38,7 @@ SIMPLEST = (
     "partitioned",
     "prioritized+partitioned",
 )
-"""Names without units, by how little they ask of whoever uses them."""
+"""Names without units, those that are easiest to use first."""
 
 
 @dataclass(frozen=True)

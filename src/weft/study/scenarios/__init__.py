@@ -51,7 +51,7 @@ class Shape:
         return self.id or f"{self.m}x{self.n}x{self.k}"
 
     def operation(self, kind: type[Any], columns: int, world: int) -> Plannable:
-        """The operation of this shape with so many columns of B on every rank."""
+        """The operation of this shape with that many columns of B on every rank."""
         made: Plannable
         if self.result is None:
             made = kind.of(self.m, columns, self.k, world, self.dtype)
