@@ -124,6 +124,17 @@ def test_data_and_a_flag_may_not_share_a_word_without_order():
     assert len(find([log(post, zero)])) == 1
 
 
+def test_memory_that_is_used_after_it_was_freed():
+    """Also in the order of one stream, unless it has been allocated again."""
+    freed, used = access(1, 0, "free", DATA, True), access(3, 0, "add", DATA, False)
+    again = access(2, 0, "alloc", DATA, True)
+    assert [f.kind for f in find([log(freed, used)])] == ["reuse"]
+    assert find([log(freed, again, used)]) == []
+    # Another stream that writes must still come after the one that freed it.
+    other = access(3, 1, "copy", DATA, True)
+    assert [f.kind for f in find([log(freed, again, other)])] == ["reuse"]
+
+
 def test_of_two_posts_of_a_word_that_nothing_orders_one_is_lost():
     first, reset = ("p", 1, 0, 0, "post", [*WORD, 1], 1), ("p", 5, 1, 0, "reset", [*WORD, 1], 0)
     wait = ("f", 4, 1, 0, "wait", [*WORD, 0], 1, 1)
