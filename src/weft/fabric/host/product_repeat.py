@@ -116,8 +116,9 @@ class ManyRowsRepeat(ProductRepeat):
         tasks = [task for task in program.lane if isinstance(task, Tiles)]
         self._parts = [task.parts for task in tasks]
         b = next(b for b in program.buffers if b.name == "partial")
-        own = self._partial[: b.num_bytes].view(getattr(torch, b.dtype))
-        self._own = own.view(b.rows, b.columns)
+        with torch.inference_mode(False):
+            own = self._partial[: b.num_bytes].view(getattr(torch, b.dtype))
+            self._own = own.view(b.rows, b.columns)
 
     def _place(self, w: torch.Tensor) -> tuple[object, Place]:
         return None, _UNUSED
