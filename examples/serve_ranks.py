@@ -8,6 +8,7 @@ A step has rows of several sequences: all rows of a prompt (prefill), or one row
 from __future__ import annotations
 
 import multiprocessing
+import signal
 import time
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
@@ -121,6 +122,7 @@ class Llama(nn.Module):
 
 def serve(rank: int, world: int, port: int, pipe: Connection, sizes: Sizes) -> None:
     """One rank: carries out the steps that it is told, until its pipe closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server ends its ranks
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, world, is_master=False)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)

@@ -99,7 +99,7 @@ void bind_fused(nb::module_& m) {
   nb::class_<Kernel>(m, "Kernel")
       .def("__init__", [](Kernel* k, int type) { new (k) Kernel{Type(type), {}}; }, "type"_a)
       .def(
-          "add_pieces",  // work 0: products, 1: bags; also 3: only a wait
+          "add_pieces",  // work 0: products, 1: bags; 3: only a wait; 4: products of the caller
           [](Kernel& kernel, int work, const std::vector<PieceTuple>& pieces, const Waits& waits,
              int counter) { kernel.steps.push_back(make_step(work, pieces, waits, counter)); },
           "work"_a, "pieces"_a, "waits"_a, "counter"_a)
@@ -161,11 +161,12 @@ void bind_fused(nb::module_& m) {
           "__init__",
           [](Repeat* repeat, std::shared_ptr<Kernel> kernel, const std::string& kernels,
              uint64_t signature, nb::bytes blob, const std::vector<uint64_t>& signatures,
-             uint64_t partial_bytes) {
+             uint64_t partial) {
             new (repeat) Repeat(std::move(kernel), kernels_of(kernels), signature,
-                                std::string(blob.c_str(), blob.size()), signatures, partial_bytes);
+                                std::string(blob.c_str(), blob.size()), signatures,
+                                reinterpret_cast<char*>(partial));
           },
-          "kernel"_a, "kernels"_a, "signature"_a, "blob"_a, "signatures"_a, "partial_bytes"_a)
+          "kernel"_a, "kernels"_a, "signature"_a, "blob"_a, "signatures"_a, "partial"_a)
       .def(
           "start",
           [](Repeat& repeat, Fabric& fabric, uint64_t call, int64_t patience, uint64_t x,

@@ -62,10 +62,16 @@ Outcome KernelRun::go() {
     const Step& step = kernel_->steps[at_];
     const Outcome outcome = prepare(step);
     if (outcome.code != Code::ok) return outcome;
-    const int64_t since = fabric_.links().paced() || record_ ? now_ns() : 0;
+    if (step.work == Work::outside && outside_ == 0) {
+      outside_ = now_ns();
+      return {Code::outside};
+    }
+    int64_t since = outside_;
+    if (since == 0 && (fabric_.links().paced() || record_)) since = now_ns();
     const Outcome executed = execute(step);
     if (executed.code != Code::ok) return executed;
     signal(step, since);
+    outside_ = 0;
     if (record_) spans_[at_] = {since, now_ns()};
     ++at_;
   }
@@ -110,6 +116,7 @@ Outcome KernelRun::execute(const Step& step) {
     case Work::add:
       return add(step);
     case Work::wait:
+    case Work::outside:
       break;
   }
   return {};
@@ -181,7 +188,8 @@ void KernelRun::signal(const Step& step, int64_t since) {
       if (end.rank != heap.rank())
         until = std::max(until, fabric_.reserve(heap.rank(), end.rank, bytes, since));
     };
-    const uint64_t item = step.work == Work::multiply ? sizeof(float) : size_of(kernel_->type);
+    const bool product = step.work == Work::multiply || step.work == Work::outside;
+    const uint64_t item = product ? sizeof(float) : size_of(kernel_->type);
     for (const Rectangle& piece : step.pieces)
       reserve(piece.target, piece.rows * piece.columns * item);
     for (const End& target : step.targets) reserve(target, step.rows * step.columns * item);
@@ -229,14 +237,14 @@ Outcome Repeat::start(Fabric& fabric, uint64_t call, int64_t patience, const Ope
   call_ = call;
   fabric.enter(call, signature_, {inbox_offset, y_offset}, blob_);
   run_.emplace(fabric, kernel_, kernels_, call, later(now_ns(), patience),
-               std::vector<char*>{nullptr, nullptr, y, partial_.data(), inbox}, signatures_, operands,
+               std::vector<char*>{nullptr, nullptr, y, partial_, inbox}, signatures_, operands,
                false);
   return go();
 }
 
 Outcome Repeat::go() {
   const Outcome outcome = run_->go();
-  if (outcome.code == Code::again) return outcome;
+  if (outcome.code == Code::again || outcome.code == Code::outside) return outcome;
   run_.reset();
   return outcome.code == Code::ok ? fabric_->done(call_) : outcome;
 }

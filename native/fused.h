@@ -35,7 +35,8 @@ struct Rectangle {
   End target;
 };
 
-enum class Work : int { multiply = 0, pool = 1, add = 2, wait = 3 };
+// outside: the caller makes the pieces, which are products that its own GEMM makes faster.
+enum class Work : int { multiply = 0, pool = 1, add = 2, wait = 3, outside = 4 };
 
 struct Step {
   Work work;
@@ -65,7 +66,8 @@ class KernelRun {
             uint64_t call, int64_t deadline, std::vector<char*> pointers,
             std::vector<uint64_t> signatures, const Operands& operands, bool record);
 
-  // Goes on; `again` now and then while it waits, so that Python can handle its signals.
+  // Goes on; `again` now and then while it waits, so that Python can handle its signals. `outside`:
+  // the caller makes the pieces of the step that it is at, and goes on then.
   Outcome go();
   // The step that it is at, and when each of them started and ended (where recorded).
   size_t at() const { return at_; }
@@ -98,6 +100,7 @@ class KernelRun {
   bool record_;
   bool agreed_;
   size_t at_ = 0;
+  int64_t outside_ = 0;  // when the caller began to make the step that it is at
   const float* x_ = nullptr;
   size_t x_pitch_ = 0;
   std::vector<float> widened_;
@@ -112,18 +115,18 @@ class Repeat {
  public:
   // The buffers of the kernel are x, w, y, partial and inbox; headers place inbox and y.
   Repeat(std::shared_ptr<const Kernel> kernel, const Kernels& kernels, uint64_t signature,
-         std::string blob, std::vector<uint64_t> signatures, uint64_t partial_bytes)
+         std::string blob, std::vector<uint64_t> signatures, char* partial)
       : kernel_(std::move(kernel)),
         kernels_(kernels),
         signature_(signature),
         blob_(std::move(blob)),
         signatures_(std::move(signatures)),
-        partial_(partial_bytes) {}
+        partial_(partial) {}
 
   // Enters a call and carries it out, to its end unless the outcome is another than ok.
   Outcome start(Fabric& fabric, uint64_t call, int64_t patience, const Operands& operands, char* y,
                 char* inbox, uint64_t inbox_offset, uint64_t y_offset);
-  // Goes on where the outcome was `again`.
+  // Goes on where the outcome was `again` or `outside`.
   Outcome go();
 
  private:
@@ -132,7 +135,7 @@ class Repeat {
   uint64_t signature_;
   std::string blob_;
   std::vector<uint64_t> signatures_;
-  std::vector<char> partial_;
+  char* partial_;  // the caller's, as long as this exists
   Fabric* fabric_ = nullptr;
   uint64_t call_ = 0;
   std::optional<KernelRun> run_;

@@ -72,6 +72,7 @@ enum class Code : int {
   again = 7,     // nothing yet: Python handles its signals, then waits again
   withdrawn = 8,  // a rank cancelled a collective before it began there
   corrupt = 9,    // an offset or a size of a peer is out of bounds
+  outside = 10,   // the caller makes the next step of a kernel, and goes on then
 };
 
 struct Outcome {

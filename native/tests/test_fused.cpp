@@ -46,6 +46,12 @@ struct Inputs {
     operands.x_pitch = kK * 4;
     operands.weight = {reinterpret_cast<const char*>(w.data()), Type::f32, false, kN * 4, kK, nullptr};
   }
+  void multiply(float* target) const {
+    for (uint64_t n = 0; n < kN; ++n) {
+      target[n] = 0;
+      for (uint64_t k = 0; k < kK; ++k) target[n] += x[k] * w[k * kN + n];
+    }
+  }
 };
 
 void check_sum(const float* y) {
@@ -65,7 +71,8 @@ TEST(a_known_product_is_made_again_and_again) {
       Heap& heap = fabric.heap();
       const Inputs inputs(rank);
       const uint64_t inbox[2] = {heap.allocate(kN * 4), heap.allocate(kN * 4)};
-      Repeat repeat(kernel_of(rank), best_kernels(), 1, "words", {1, 1}, kN * 4);
+      std::vector<char> partial(kN * 4);
+      Repeat repeat(kernel_of(rank), best_kernels(), 1, "words", {1, 1}, partial.data());
       std::vector<float> y(kN);
       for (uint64_t call = 1; call <= uint64_t(50 * kRounds); ++call) {
         std::fill(y.begin(), y.end(), 0.0f);
@@ -80,6 +87,35 @@ TEST(a_known_product_is_made_again_and_again) {
   }
 }
 
+TEST(products_of_the_caller_are_stored_between_native_steps) {
+  Ranks ranks(2);
+  ranks.each([&](int rank, Fabric& fabric) {
+    Heap& heap = fabric.heap();
+    const Inputs inputs(rank);
+    const uint64_t inbox[2] = {heap.allocate(kN * 4), heap.allocate(kN * 4)};
+    std::vector<float> partial(kN), y(kN);
+    const std::shared_ptr<Kernel> kernel = kernel_of(rank);
+    for (Step& step : kernel->steps)
+      if (step.work == Work::multiply) step.work = Work::outside;
+    Repeat repeat(kernel, best_kernels(), 1, "words", {1, 1}, reinterpret_cast<char*>(partial.data()));
+    for (uint64_t call = 1; call <= uint64_t(50 * kRounds); ++call) {
+      std::fill(y.begin(), y.end(), 0.0f);
+      const uint64_t at = inbox[call % 2];
+      float* targets[2] = {reinterpret_cast<float*>(heap.base(1 - rank) + at), partial.data()};
+      int made = 0;
+      Outcome outcome = repeat.start(fabric, call, 20 * kSecond, inputs.operands,
+                                     reinterpret_cast<char*>(y.data()), heap.base(rank) + at, at, 0);
+      while (outcome.code == Code::again || outcome.code == Code::outside) {
+        if (outcome.code == Code::outside && made < 2) inputs.multiply(targets[made++]);
+        outcome = repeat.go();
+      }
+      CHECK(outcome.code == Code::ok);
+      CHECK_SAME(made, 2);
+      check_sum(y.data());
+    }
+  });
+}
+
 TEST(a_kernel_stores_nothing_outside_a_peers_memory) {
   constexpr uint64_t kSpan = 1 << 20;
   for (const uint64_t offset : {kSpan - kN * 4 + 1, kSpan + 1, UINT64_MAX}) {
@@ -89,7 +125,8 @@ TEST(a_kernel_stores_nothing_outside_a_peers_memory) {
     const Inputs inputs(0);
     const uint64_t inbox = heap.allocate(kN * 4);
     std::vector<float> y(kN);
-    Repeat repeat(kernel_of(0), best_kernels(), 1, "", {1, 1}, kN * 4);
+    std::vector<char> partial(kN * 4);
+    Repeat repeat(kernel_of(0), best_kernels(), 1, "", {1, 1}, partial.data());
     const Outcome outcome =
         repeat.start(ranks[0], 1, 20 * kSecond, inputs.operands, reinterpret_cast<char*>(y.data()),
                      heap.base(0) + inbox, inbox, 0);

@@ -94,6 +94,38 @@ def test_every_architecture(ranks, name, world):
         assert "matmul_reduce_scatter" in sequence
 
 
+def experts_kept_whole(name):
+    """The same with whole experts on every rank: logits, gradients, tokens."""
+    alone, tokens = tiny(name), ids(4, 8)
+    logits, wanted = gradients(alone, tokens)
+    for sequence in (False, True):
+        model = tiny(name)
+        report = weft.nn.parallelize(
+            model, mesh(), sequence_parallel=sequence, expert_parallel=True, src_data_rank=None
+        )
+        (row,) = (layer for layer in report.layers if layer.style == "expert_parallel")
+        assert row.overlapped != sequence  # the block gathers the sequence before its router
+        weights = [m.gate_up_proj for m in model.modules() if hasattr(m, "gate_up_proj")]
+        mine = {len(w.to_local()) for w in weights}
+        assert mine == {4 // dist.get_world_size()}
+        got, found = gradients(model, tokens)
+        assert error(got, logits) < 1e-5
+        for key, gradient in found.items():
+            assert error(gradient, wanted[key]) < 1e-5, key
+    with torch.no_grad():
+        how = {"max_new_tokens": 5, "do_sample": False}
+        assert torch.equal(
+            model.generate(tokens[:2, :5], **how), alone.generate(tokens[:2, :5], **how)
+        )
+    with pytest.raises(weft.Unsupported, match="names no experts"):
+        weft.nn.parallelize(tiny("llama"), mesh(), expert_parallel=True)
+
+
+@pytest.mark.parametrize(("name", "world"), [("mixtral", 2), ("deepseek-v3", 2), ("mixtral", 4)])
+def test_experts_kept_whole(ranks, name, world):
+    ranks(world).run(experts_kept_whole, name, within=180)
+
+
 def generations(name):
     """Everything that people ask of `generate`, beside one rank."""
     alone, model = tiny(name), tiny(name)

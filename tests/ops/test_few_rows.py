@@ -35,7 +35,16 @@ def summed(m, k, n, dtype, seed, schedule="in-kernel", transposed=False, **optio
 
 def all_reduce():
     for seed, (m, k, n) in enumerate(
-        [(1, 64, 128), (1, 7, 5), (3, 0, 9), (8, 33, 130), (32, 5, 1), (0, 4, 3), (33, 6, 40)]
+        [
+            (1, 64, 128),
+            (1, 7, 5),
+            (3, 0, 9),
+            (8, 33, 130),
+            (32, 5, 1),
+            (0, 4, 3),
+            (33, 6, 40),
+            (40, 6, 331),
+        ]
     ):
         for dtype in DTYPES:
             for schedule in (
@@ -180,6 +189,7 @@ def on_a_paced_link():
     try:
         for schedule in ("in-kernel", "in-kernel:4", "serial@dma"):
             summed(2, 40, 300, torch.float32, 1, schedule)
+            summed(34, 40, 30, torch.float32, 1, schedule)
             same(Case("matmul_all_to_all", 4), schedule)
         start = time.perf_counter()
         summed(8, 4, 4096, torch.float32, 1, "in-kernel")
@@ -252,19 +262,22 @@ def test_views(ranks):
     ranks(2).run(views)
 
 
-def known_calls():
+def known_calls(m, n, schedule):
     """Calls like earlier ones take a shorter way; what they give is the same, whatever changes."""
     rank, world = dist.get_rank(), dist.get_world_size()
     fabric = weft.fabric.of(None)
-    w, scale = integers((12, 20), torch.float32, 1), torch.arange(20) % 3 + 1.0
+    w, scale = integers((12, n), torch.float32, 1), torch.arange(n) % 3 + 1.0
+    with torch.inference_mode():  # what is kept there serves outside of it, too
+        for _ in range(2):
+            weft.matmul_all_reduce(integers((m, 12), torch.float32, 0), w)
     made = []
     for turn in range(12):
-        x = integers((2, 12), torch.float32, turn)
+        x = integers((m, 12), torch.float32, turn)
         if turn % 4 == 3:
             w.add_(1)
         y = weft.matmul_all_reduce(x, w)
         assert torch.equal(y, world * (x @ w))
-        assert weft.explain().schedule == "in-kernel@direct"
+        assert weft.explain().schedule == schedule
         made.append((y, y.clone()))
     assert all(torch.equal(y, copy) for y, copy in made), "a result stays what it was"
     known = sessions.of(fabric).known
@@ -273,15 +286,15 @@ def known_calls():
         x = integers((1, 3, 12), torch.bfloat16, turn)
         y = weft.matmul_all_reduce(x, w.to(torch.int8), scale=scale)
         assert torch.equal(y.float(), (world * (x.float() @ w) * scale).bfloat16().float())
-        out = weft.symmetric_empty(2, 20) if turn % 2 else torch.empty(2, 20)
-        x = integers((2, 12), torch.float32, turn)
+        out = weft.symmetric_empty(m, n) if turn % 2 else torch.empty(m, n)
+        x = integers((m, 12), torch.float32, turn)
         assert weft.matmul_all_reduce(x, w, out=out) is out
         assert torch.equal(out, world * (x @ w))
     assert len(known) == count + 2, "the shorter way was taken"
     # A rank whose K changes: its peers have entered the call they knew, and plan it anew.
     for turn in range(8):
         k = 12 if turn % 3 or rank else 5
-        x, part = integers((2, 12), torch.float32, turn), slice(0, k)
+        x, part = integers((m, 12), torch.float32, turn), slice(0, k)
         y = weft.matmul_all_reduce(x[:, part], w[part])
         first = 12 if turn % 3 else 5
         assert torch.equal(y, (world - 1) * (x @ w) + x[:, :first] @ w[:first])
@@ -328,8 +341,11 @@ def test_a_heap_that_is_full(ranks):
 
 
 @pytest.mark.parametrize("world", [2, 3])
-def test_known_calls(ranks, world):
-    ranks(world).run(known_calls)
+@pytest.mark.parametrize(
+    ("m", "n", "schedule"), [(2, 20, "in-kernel@direct"), (40, 200, "in-kernel:1@direct")]
+)
+def test_known_calls(ranks, world, m, n, schedule):
+    ranks(world).run(known_calls, m, n, schedule)
 
 
 @pytest.mark.parametrize("transposed", [False, True])

@@ -299,7 +299,7 @@ class Repeat:
         signature: int,
         blob: bytes,
         signatures: Sequence[int],
-        partial_bytes: int,
+        partial: int,
     ) -> None: ...
     def start(
         self,

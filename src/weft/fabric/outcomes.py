@@ -4,9 +4,19 @@ from __future__ import annotations
 
 from weft.errors import Error, PeerLost, Timeout
 
-OK, TIMEOUT, PEER_LOST, PEER_LEFT, PEER_FAILED, CANCELLED, DISAGREE, AGAIN, WITHDRAWN, CORRUPT = (
-    range(10)
-)
+(
+    OK,
+    TIMEOUT,
+    PEER_LOST,
+    PEER_LEFT,
+    PEER_FAILED,
+    CANCELLED,
+    DISAGREE,
+    AGAIN,
+    WITHDRAWN,
+    CORRUPT,
+    OUTSIDE,
+) = range(11)
 """The same numbers as in native/heap.h."""
 
 Outcome = tuple[int, int]

@@ -34,6 +34,7 @@ from weft.fabric.outcomes import (
     CANCELLED,
     DISAGREE,
     OK,
+    OUTSIDE,
     PEER_FAILED,
     TIMEOUT,
     Outcome,
@@ -147,7 +148,7 @@ class ProcessFabric:
         Raises if the call cannot go on. first: the outcome of a wait that was already made."""
         while True:
             outcome, first = first or what(), None
-            if outcome[0] == OK or outcome[0] == DISAGREE or outcome[0] == CANCELLED:
+            if outcome[0] in (OK, DISAGREE, CANCELLED, OUTSIDE):
                 return outcome
             if outcome[0] != AGAIN:
                 raise self.failure(outcome, doing, waiting_for)

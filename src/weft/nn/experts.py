@@ -65,21 +65,7 @@ class ExpertParallel(ParallelStyle):
         experts: Any = (
             module if hasattr(module, "gate_up_proj") else getattr(module, "experts", module)
         )
-        missing = [name for name in _NEEDED if not hasattr(experts, name)]
-        if missing:
-            raise Unsupported(
-                f"ExpertParallel needs a module with {', '.join(_NEEDED)}; "
-                f"{type(experts).__name__} has no {', '.join(missing)}"
-            )
-        biased = [name for name, _ in experts.named_parameters() if name not in _NEEDED]
-        if biased:
-            raise Unsupported(
-                f"{type(experts).__name__} has {', '.join(biased)}; "
-                "ExpertParallel takes experts without other parameters"
-            )
-        count, world = experts.gate_up_proj.shape[0], device_mesh.size()
-        if count % world:
-            raise Unsupported(f"{count} experts cannot be shared out evenly among {world} ranks")
+        check_experts(experts, device_mesh.size())
         for name in _NEEDED[:2]:
             weight = getattr(experts, name)
             placed = distribute_tensor(
@@ -90,6 +76,25 @@ class ExpertParallel(ParallelStyle):
         applied = _Applied(device_mesh, self.input_layouts, self.schedule)
         experts.forward = partial(_forward, experts, applied)
         return module
+
+
+def check_experts(experts: Any, world: int) -> None:
+    """Raises unless a module holds experts that so many ranks can share."""
+    missing = [name for name in _NEEDED if not hasattr(experts, name)]
+    if missing:
+        raise Unsupported(
+            f"ExpertParallel needs a module with {', '.join(_NEEDED)}; "
+            f"{type(experts).__name__} has no {', '.join(missing)}"
+        )
+    biased = [name for name, _ in experts.named_parameters() if name not in _NEEDED]
+    if biased:
+        raise Unsupported(
+            f"{type(experts).__name__} has {', '.join(biased)}; "
+            "ExpertParallel takes experts without other parameters"
+        )
+    count = experts.gate_up_proj.shape[0]
+    if count % world:
+        raise Unsupported(f"{count} experts cannot be shared out evenly among {world} ranks")
 
 
 @dataclass(frozen=True)

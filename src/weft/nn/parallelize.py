@@ -10,11 +10,12 @@ from typing import Any
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import parallelize_module
 
 from weft.errors import Unsupported
 from weft.nn import sharded
+from weft.nn.experts import ExpertParallel, check_experts
 from weft.nn.model_report import LayerReport, ModelReport
 from weft.nn.outcomes import outcome
 from weft.nn.plans import plan_of, style_of, wildcard
@@ -50,6 +51,7 @@ def parallelize(
     plan: Mapping[str, Any] | None = None,
     sequence_parallel: bool = False,
     *,
+    expert_parallel: bool = False,
     schedule: str | Schedule = "auto",
     src_data_rank: int | None = 0,
 ) -> ModelReport:
@@ -66,6 +68,8 @@ def parallelize(
             plan of the model (`tp_plan`).
         sequence_parallel: whether activations between attention and MLP are divided along the
             sequence, if its length allows that.
+        expert_parallel: whether every rank holds some experts of a mixture whole, and tokens go to
+            their experts (`ExpertParallel`), instead of a part of every expert.
         schedule: as in `weft.matmul_all_reduce`, for all layers.
         src_data_rank: the rank whose weights count, as in torch's `parallelize_module`. None: the
             weights are equal on all ranks already, and nothing is sent.
@@ -77,6 +81,8 @@ def parallelize(
     chosen = plan_of(model, plan)
     work = _Work(model, mesh, str(schedule), Sharder(mesh, src_data_rank))
     work.read(chosen)
+    if expert_parallel:
+        work.keep_experts_whole()
     work.check()
     layers = layers_of(model, [wildcard(n) for n in work.modules]) if sequence_parallel else None
     work.shard()
@@ -160,6 +166,17 @@ class _Work:
                 if isinstance(self.model.get_submodule(name), nn.Embedding):
                     self.modules[name] = "embedding_rowwise"
 
+    def keep_experts_whole(self) -> None:
+        """Divides experts among the ranks where the plan divides every expert."""
+        experts = [name for name, style in self.modules.items() if style == "moe_tp_experts"]
+        if not experts:
+            raise Unsupported(
+                "expert_parallel=True is for a mixture of experts, and the plan names no experts"
+            )
+        self.modules.update(dict.fromkeys(experts, "expert_parallel"))
+        for name in [n for n in self.parameters if n.rpartition(".")[0] in experts]:
+            del self.parameters[name]
+
     def check(self) -> None:
         """Raises unless the model can be sharded as the plan says. Nothing has changed yet."""
         world, config = self.mesh.size(), getattr(self.model, "config", None)
@@ -182,6 +199,8 @@ class _Work:
                     f"the plan gives {name} the style {style!r}, but it is a "
                     f"{type(module).__name__} and no linear layer"
                 )
+            if kind == "expert_parallel":
+                check_experts(module, world)
             if kind == "embedding_rowwise":
                 count = getattr(module, "num_embeddings", 0)
                 if not isinstance(module, nn.Embedding) or span(count, world - 1, world)[1] == 0:
@@ -258,6 +277,10 @@ class _Work:
             size = module._parameters["weight"].shape[1]  # type: ignore[union-attr]
             self.sharder.shard(module, "weight", Shard(1))
             module.forward = partial(sharded.embedding_columns, module, size, by)
+        elif kind == "expert_parallel":
+            experts = ExpertParallel(input_layouts=Replicate(), schedule=self.schedule)
+            experts.src_data_rank = self.sharder.source
+            parallelize_module(module, self.mesh, experts)
         elif kind == "moe_tp_experts":
             module.forward = partial(sharded.experts, module, by)
         elif kind == "replicated_with_grad_allreduce":

@@ -22,7 +22,7 @@ class Sharder:
     same, so that nothing must be sent."""
 
     def __init__(self, mesh: DeviceMesh, source: int | None) -> None:
-        self._mesh, self._source = mesh, source
+        self._mesh, self.source = mesh, source
         self._made: dict[nn.Parameter, tuple[Placement, nn.Parameter]] = {}
 
     def shard(self, module: nn.Module, name: str, placement: Placement) -> None:
@@ -33,7 +33,7 @@ class Sharder:
         known = self._made.get(parameter)
         if known is None:
             whole = distribute_tensor(
-                parameter.data, self._mesh, [placement], src_data_rank=self._source
+                parameter.data, self._mesh, [placement], src_data_rank=self.source
             )
             made = nn.Parameter(whole, requires_grad=parameter.requires_grad)
             known = self._made[parameter] = (placement, made)
@@ -41,12 +41,12 @@ class Sharder:
 
     def spread(self, model: nn.Module) -> None:
         """Gives the values of the source to all parameters and buffers that stay whole."""
-        if self._source is None or self._mesh.size() == 1:
+        if self.source is None or self._mesh.size() == 1:
             return
         for tensor in (*model.parameters(), *model.buffers()):
             if not isinstance(tensor, DTensor) and tensor.device.type != "meta":
                 value = tensor.detach().contiguous()
-                dist.broadcast(value, group_src=self._source, group=self._mesh.get_group())
+                dist.broadcast(value, group_src=self.source, group=self._mesh.get_group())
                 tensor.detach().copy_(value)
 
 

@@ -81,9 +81,12 @@ def prepared(schedule: AnySchedule | None, inputs: Tensors) -> Tensors:
 
 
 def remember(
-    session: Session, key: Hashable | None, request: Request, x: torch.Tensor, n: int
+    session: Session, key: Hashable | None, request: Request, x: torch.Tensor, w: torch.Tensor
 ) -> None:
     """Keeps the call that has just been made, so that its repetitions are one native step."""
+    n = w.shape[1]
+    if request.inputs["w"] is not w:  # it is converted in every call
+        return
     if key is None or 0 in x.shape or n == 0 or request.observe is not None:
         return
     if record.active is not None or not x.is_cpu:

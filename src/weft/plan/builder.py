@@ -182,4 +182,6 @@ class Builder:
 
 
 def _ids(after: Iterable[int | None]) -> tuple[int, ...]:
+    if after == ():
+        return ()
     return tuple(sorted({task for task in after if task is not None}))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,8 +20,10 @@ from weft.plan.tasks import AnyTask, Matmul, Plan, Reduce, Region, Tiles
 Key = tuple[int, str]
 
 
-@dataclass(frozen=True, slots=True)
-class Data:
+# Tuples, because a plan makes many of them, and the first call of a new size waits for its proof.
+
+
+class Data(NamedTuple):
     """Part of an input, from (row, column) on."""
 
     buffer: Key
@@ -32,8 +34,7 @@ class Data:
         return Data(self.buffer, self.row + rows, self.column + columns)
 
 
-@dataclass(frozen=True, slots=True)
-class Product:
+class Product(NamedTuple):
     """Rows of a from `row` on times columns of b from `column` on, over `size` terms from `k` on.
 
     If a is transposed, these are the columns of a from `row` on and its rows from `k` on, which are
@@ -49,11 +50,11 @@ class Product:
     shift: int = 0
 
     def moved(self, rows: int, columns: int) -> Product:
-        return replace(self, row=self.row + rows, column=self.column + columns)
+        a, b, row, column, k, size, shift = self
+        return Product(a, b, row + rows, column + columns, k, size, shift)
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
+class Held(NamedTuple):
     """A rectangle of a buffer and what it holds."""
 
     row: int
@@ -64,19 +65,28 @@ class Held:
 
     def cut(self, row: int, rows: int, column: int, columns: int) -> Held | None:
         """The part inside the given rectangle, or None."""
-        top, left = max(self.row, row), max(self.column, column)
-        height = min(self.row + self.rows, row + rows) - top
-        width = min(self.column + self.columns, column + columns) - left
+        own_row, own_rows, own_column, own_columns, value = self
+        down, right = row - own_row, column - own_column
+        within = down <= 0 and right <= 0 and own_rows > 0 and own_columns > 0
+        if within and own_rows - down <= rows and own_columns - right <= columns:
+            return self
+        down, right = max(down, 0), max(right, 0)
+        height = min(own_rows, row + rows - own_row) - down
+        width = min(own_columns, column + columns - own_column) - right
         if height <= 0 or width <= 0:
             return None
-        value = self.value.moved(top - self.row, left - self.column)
-        return Held(top, height, left, width, value)
+        return Held(own_row + down, height, own_column + right, width, value.moved(down, right))
 
     def without(self, r: Region) -> list[Held]:
         """The parts outside the region, as up to four rectangles."""
-        if self.cut(r.row, r.rows, r.column, r.columns) is None:
-            return [self]
         bottom, right = r.row + r.rows, r.column + r.columns
+        if (
+            self.row >= bottom
+            or self.column >= right
+            or self.row + self.rows <= r.row
+            or self.column + self.columns <= r.column
+        ):
+            return [self]
         middle = max(self.row, r.row)
         height = min(self.row + self.rows, bottom) - middle
         around = [
@@ -172,17 +182,24 @@ def trace(plan: Plan, order: list[int]) -> Contents:
 
 def _moved(contents: Contents, task: AnyTask, source: Region, target: Region) -> list[Held]:
     down, right = target.row - source.row, target.column - source.column
-    holdings = contents.read_inputs(source, task)
-    return [replace(p, row=p.row + down, column=p.column + right) for p in holdings]
+    return _shifted(contents.read_inputs(source, task), down, right)
+
+
+def _shifted(holdings: list[Held], down: int, right: int) -> list[Held]:
+    if down == right == 0:
+        return holdings
+    return [
+        Held(row + down, rows, column + right, columns, value)
+        for row, rows, column, columns, value in holdings
+    ]
 
 
 def _add(contents: Contents, task: Reduce) -> None:
-    sums = [
-        [held for source in task.sources for held in _moved(contents, task, source, target)]
-        for target in task.targets
-    ]
-    for target, holdings in zip(task.targets, sums, strict=True):
-        contents.write(target, holdings)
+    first = task.targets[0]
+    total = [held for source in task.sources for held in _moved(contents, task, source, first)]
+    for target in task.targets:
+        down, right = target.row - first.row, target.column - first.column
+        contents.write(target, _shifted(total, down, right))
 
 
 def _multiply(contents: Contents, task: Matmul) -> None:
@@ -245,7 +262,7 @@ def covers_once(
     boxes: Sequence[tuple[int, int, int, int, int, int]], size: tuple[int, int, int], what: str
 ) -> None:
     """Raises unless the boxes, (start, length) in three directions, fill `size` exactly once."""
-    if 0 in size:
+    if 0 in size or (len(boxes) == 1 and boxes[0] == (0, size[0], 0, size[1], 0, size[2])):
         return
     starts = [
         sorted({0, size[d], *(b[2 * d] for b in boxes), *(b[2 * d] + b[2 * d + 1] for b in boxes)})

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple, Protocol
@@ -193,12 +194,14 @@ def check(op: Combined, contents: Contents) -> None:
     """Raises unless every row of y holds the product of its expert, each term exactly once."""
     pieces = pieces_of(op.tokens, op.experts)
     for rank in range(op.world):
-        own = [p for maker in range(op.world) for p in pieces.between(rank, maker)]
+        own = [p for maker in range(op.world) for p in pieces.between(rank, maker) if p.rows]
+        first = [piece.token for piece in own]
         boxes: dict[Piece, list[tuple[int, int, int, int, int, int]]] = {p: [] for p in own}
         for held in contents.of(rank, "y"):
             value = held.value
-            piece = _piece_at(own, held.row, held.rows)
-            if piece is None or not isinstance(value, Product):
+            piece = own[bisect_right(first, held.row) - 1]
+            inside = held.row + held.rows <= piece.token + piece.rows
+            if not inside or not isinstance(value, Product):
                 raise InvalidPlan(f"y@{rank} holds {value} where a product belongs")
             maker, at = piece.target, held.row - piece.token
             empty = op.inner[maker] == 0
@@ -214,11 +217,3 @@ def check(op: Combined, contents: Contents) -> None:
         for piece, some in boxes.items():
             size = (piece.rows, op.n, max(op.inner[piece.target], 1))
             covers_once(some, size, f"y@{rank} from expert {piece.expert} of rank {piece.target}")
-
-
-def _piece_at(pieces: Sequence[Piece], row: int, rows: int) -> Piece | None:
-    """The piece that has these rows on the side of tokens."""
-    for piece in pieces:
-        if piece.token <= row and row + rows <= piece.token + piece.rows:
-            return piece
-    return None

@@ -19,7 +19,7 @@ from weft.run.session import Session
 from weft.schedule import Schedule
 from weft.select import between_machines, heuristic, model, on_device, store, this_host
 from weft.select.decision import AUTO, Decision
-from weft.select.fixed import fixed, serial_by_rows
+from weft.select.fixed import fixed
 from weft.select.guard import Guard
 from weft.select.heuristic import Choice
 from weft.select.sizes import NoRule
@@ -171,9 +171,6 @@ class Auto:
                 f"{found.serial_seconds * 1e3:.3g} ms for serial"
             )
             return Guard(Choice(found.schedule, why), watch=False)
-        serial = serial_by_rows(self.fabric.link, operation) if self.mode != "model" else None
-        if serial is not None:
-            return Guard(serial, watch=False)
         by = model.choose if self.mode == "model" else heuristic.choose
         try:
             return Guard(by(self.machine, operation), watch=_guarded())

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from weft.dtype import ITEM_BYTES
 from weft.fabric import Capabilities, Link
 from weft.plan.embedding_all_to_all import EmbeddingAllToAll
 from weft.plan.matmul_all_reduce import FEW_ROWS, MatmulAllReduce
@@ -21,20 +20,10 @@ _ONE_PIECE = Schedule.parse("in-kernel:1")
 _SLICED = Schedule.parse("hetero-unfused-1d:8")
 
 
-_MANY_ROWS = 256
-_LARGE_WEIGHT = 1 << 20
-"""Bytes of a weight that no cache keeps between two chunks of a product."""
-
-
-def serial_by_rows(link: Link, operation: Any) -> Choice | None:
-    """Serial, for an all-reduce of few rows over links as fast as memory; None otherwise. Chunks of
-    its product would read the weight again, which takes longer than what they could hide."""
-    if not isinstance(operation, MatmulAllReduce) or link.paced or operation.m > _MANY_ROWS:
-        return None
-    k = min(operation.inner)
-    if 2 * operation.m > k or k * operation.n * ITEM_BYTES[operation.dtype] < _LARGE_WEIGHT:
-        return None
-    return Choice(_SERIAL, f"{operation.m} rows: chunks would read w once more each")
+MANY_ROWS = 256
+"""From this many rows on, chunks of rows are large enough to hide what is sent."""
+_COLUMNS = 64
+"""The columns of an owner that a GEMM of their own needs."""
 
 
 def fixed(can: Capabilities, link: Link, operation: Any) -> Choice | None:
@@ -48,6 +37,13 @@ def fixed(can: Capabilities, link: Link, operation: Any) -> Choice | None:
     if operation.world == 1 or not can.in_kernel:
         return None
     if isinstance(operation, MatmulAllReduce):
+        if FEW_ROWS < operation.m <= MANY_ROWS and operation.dtype == "float32":
+            if link.paced or operation.n < _COLUMNS * operation.world:
+                return None
+            return Choice(
+                _ONE_PIECE,
+                f"{operation.m} rows: smaller chunks would each read w or x again",
+            )
         if operation.m > FEW_ROWS or operation.dtype == "float64":
             return None
         return Choice(

@@ -1,8 +1,9 @@
 """A plan of one launch as native steps: the whole compute lane runs in a single native call,
 without Python between its tasks.
 
-The native kernels multiply few rows, pool embedding bags and add; plans that need more (products
-of many rows, float64) run task by task (`engine_program`).
+The native kernels multiply few rows, pool embedding bags and add. Products of more rows in float32
+are made by torch between the native steps, because its GEMM is faster there. Plans that need more
+(float64, sums of many rows in half precision) run task by task (`engine_program`).
 """
 
 from __future__ import annotations
@@ -20,9 +21,15 @@ from weft.fabric.host.engine_program import EngineProgram, counters_of
 from weft.fabric.host.packing import packed
 from weft.fabric.host.process_call import ProcessCall
 from weft.fabric.host.process_flight import UNRECORDED, Ended
-from weft.fabric.host.product_repeat import BUFFERS, SLOTS, ProductRepeat
+from weft.fabric.host.product_repeat import (
+    BUFFERS,
+    SLOTS,
+    ManyRowsRepeat,
+    ProductRepeat,
+    product_into,
+)
 from weft.fabric.interface import Disagree
-from weft.fabric.outcomes import DISAGREE, OK
+from weft.fabric.outcomes import DISAGREE, OK, OUTSIDE
 from weft.fabric.proposal import Proposal
 from weft.fabric.spans import span_of
 from weft.plan.tasks import AnyTask, Await, Lookup, Plan, Reduce, Region, Tiles
@@ -34,7 +41,7 @@ if TYPE_CHECKING:
 MOST_ROWS = 32
 """With more rows, torch's GEMM is faster."""
 
-_PRODUCTS, _BAGS, _WAIT = 0, 1, 3
+_PRODUCTS, _BAGS, _WAIT, _OUTSIDE = 0, 1, 3, 4
 _TYPES = kernel_numbers()
 
 
@@ -44,14 +51,23 @@ def is_native(plan: Plan) -> bool:
     if not plan.one_launch or dtype is None or dtype.kernel is None or not dtype.operators:
         return False
     return all(
-        isinstance(task, Lookup | Reduce | Await) or (isinstance(task, Tiles) and _is_summed(task))
+        isinstance(task, Lookup | Reduce | Await)
+        or (isinstance(task, Tiles) and _is_summed(task, plan.operation.dtype == "float32"))
         for task in plan.tasks
     )
 
 
-def _is_summed(task: Tiles) -> bool:
-    """Whether all products have few rows and are parts of sums, as native products are."""
-    return all(p.c.rows <= MOST_ROWS and p.c.buffer in ("inbox", "partial") for p in task.parts)
+def _is_summed(task: Tiles, any_rows: bool) -> bool:
+    """Whether all products are parts of sums, as native products are, and have few rows, unless
+    torch can make them for any number of rows."""
+    return all(
+        (any_rows or not _has_many_rows(task)) and p.c.buffer in ("inbox", "partial")
+        for p in task.parts
+    )
+
+
+def _has_many_rows(task: AnyTask) -> bool:
+    return isinstance(task, Tiles) and any(part.c.rows > MOST_ROWS for part in task.parts)
 
 
 class KernelProgram(EngineProgram):
@@ -67,6 +83,8 @@ class KernelProgram(EngineProgram):
         self.lane = plan.lanes.get((fabric.rank, COMPUTE), ())
         self.variant = os.environ.get("WEFT_KERNELS", "")
         self.kernel = _native.Kernel(cast(int, DTYPES[plan.operation.dtype].kernel))
+        self.outside = any(map(_has_many_rows, self.lane))
+        """Whether torch makes the products."""
         counters = counters_of(plan, self.places)
         for task in self.lane:
             self._add(task, counters)
@@ -82,7 +100,8 @@ class KernelProgram(EngineProgram):
             )
         elif isinstance(task, Tiles):
             products = [self._piece(p.a.row, p.b.column, p.c) for p in task.parts]
-            self.kernel.add_pieces(_PRODUCTS, products, waits, counter)
+            work = _OUTSIDE if _has_many_rows(task) else _PRODUCTS
+            self.kernel.add_pieces(work, products, waits, counter)
         elif isinstance(task, Lookup):
             pairs = zip(task.sources, task.targets, strict=True)
             bags = [self._piece(source.row, source.column, target) for source, target in pairs]
@@ -98,14 +117,14 @@ class KernelProgram(EngineProgram):
     ) -> KernelFlight:
         call.label = self.label
         self.add_workspace(call, tensors)
-        if "w" in tensors:
+        if "w" in tensors and not self.outside:
             tensors["w"] = packed(tensors["w"])[0]
         return KernelFlight(self, call.number, tensors, record)
 
     def repeat(self, proposal: Proposal) -> ProductRepeat | None:
         if self.layout != (BUFFERS, SLOTS):
             return None
-        return ProductRepeat(self, proposal)
+        return (ManyRowsRepeat if self.outside else ProductRepeat)(self, proposal)
 
 
 class KernelFlight:
@@ -118,6 +137,7 @@ class KernelFlight:
     ) -> None:
         fabric = program.fabric
         self._program, self._record = program, record
+        self._call, self._tensors = call, tensors
         self._run = _native.KernelRun(
             fabric.heap,
             program.kernel,
@@ -131,12 +151,17 @@ class KernelFlight:
         )
 
     def end(self) -> Ended:
-        program, run = self._program, self._run
+        program, run, lane = self._program, self._run, self._program.lane
         outcome = run.go()
-        if outcome[0] != OK:
-            at, lane = run.at, program.lane
-            label = lane[at].label if at < len(lane) else "the end of the call"
-            outcome = program.fabric.wait(run.go, program.label, f"what {label!r} needs", outcome)
+        while outcome[0] not in (OK, DISAGREE):
+            at = run.at
+            if outcome[0] == OUTSIDE:
+                self._multiply(cast(Tiles, lane[at]))
+                outcome = run.go()
+            else:
+                label = lane[at].label if at < len(lane) else "the end of the call"
+                waiting_for = f"what {label!r} needs"
+                outcome = program.fabric.wait(run.go, program.label, waiting_for, outcome)
         if outcome[0] == DISAGREE:
             raise Disagree
         if not self._record:
@@ -147,6 +172,19 @@ class KernelFlight:
             for task, (start, end) in zip(program.lane, run.spans, strict=True)
         ]
         return Ended(Timeline(tuple(spans), str(plan.schedule)))
+
+    def _multiply(self, task: Tiles) -> None:
+        """Makes the products of a task with torch."""
+        program, tensors = self._program, self._tensors
+        x, w = tensors["x"], tensors["w"]
+        for part in task.parts:
+            c = part.c
+            if c.rank == program.fabric.rank:
+                target = tensors[c.buffer]
+            else:
+                target = program.peer_tensor(self._call, c)
+            target = target[c.row : c.row + c.rows, c.column : c.column + c.columns]
+            product_into(x, w[:, part.b.column : part.b.column + part.b.columns], target)
 
     def cancel(self) -> None:
         """Does nothing: when `end` has raised, the kernel has stopped."""
