@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 from dataclasses import replace
@@ -98,6 +99,33 @@ class Silent:
 
     def end(self):
         """There is nothing to end."""
+
+
+class Lazy(Silent):
+    """A life whose ranks open files and threads when they use groups for the first time."""
+
+    def __init__(self):
+        super().__init__()
+        self.used = set()
+
+    def tell(self, what, *arguments):
+        self.used.update(arguments[2:])
+
+    def hear(self, *_):
+        opened = len(self.used)
+        return {0: burst.Said(usage=burst.Usage(1 << 30, 10 + 18 * opened, 5 + 22 * opened))}
+
+
+def test_groups_that_are_opened_once_are_no_growth(monkeypatch):
+    monkeypatch.setattr(soaking, "Life", lambda place, world: Lazy())
+    monkeypatch.setattr(soaking.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(soaking, "_pressure", lambda wanted, found: contextlib.nullcontext())
+    for seed in range(40):
+        found = soaking.Findings(seed)
+        soaked = soaking._Soaked(found, PLACES["flat"], random.Random(seed), lambda: None)
+        soaked.live(False, lambda: 1.0)
+        assert found.faults == []
+        assert soaked._life.used == set(soaking.KINDS)
 
 
 def life(monkeypatch, *answers) -> tuple[soaking._Soaked, soaking.Findings]:

@@ -25,6 +25,8 @@ from weft.measure.soak.places import Place
 
 CALLS = 60
 """Calls of a burst."""
+KINDS = ("all", "whole", "threads")
+"""Kinds of bursts, see `burst`."""
 BURSTS = 12
 """Bursts of a life in which nobody is killed."""
 SOON = 5.0
@@ -105,19 +107,23 @@ class _Soaked:
                         return
                 self._with_a_kill()
                 return
+            # The first call on a group opens its connections and threads. All groups are used in the
+            # first half of the life, so that growth in the second half is a leak.
+            first = choose.sample(KINDS, len(KINDS))
             held: list[dict[int, Said | None]] = []
-            for _ in range(BURSTS):
-                if not self._burst(held) or left() <= 0:
+            for number in range(BURSTS):
+                kind = first[number] if number < len(first) else ""
+                if not self._burst(held, kind) or left() <= 0:
                     return
             self._compare(held[len(held) // 2], held[-1])
         finally:
             self._life.end()
 
-    def _burst(self, held: list[dict[int, Said | None]] | None = None) -> bool:
-        """One burst in which nobody is killed; whether all was right."""
+    def _burst(self, held: list[dict[int, Said | None]] | None = None, kind: str = "") -> bool:
+        """One burst of some kind in which nobody is killed; whether all was right."""
         self._tell()
         choose, life = self._choose, self._life
-        kind = choose.choice(("all", "all", "whole", "threads"))
+        kind = kind or choose.choice(("all", *KINDS))
         life.tell("burst", choose.randrange(2**31), CALLS, kind)
         with _pressure(choose.random() < 0.15, self._found):
             if choose.random() < 0.2:
