@@ -13,6 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -20,8 +21,8 @@ import torch.distributed as dist
 
 from weft import fabric as fabrics
 from weft.errors import Error, PeerLost
-from weft.measure.soak.subjects import Draw, right, subjects
-from weft.schedule import Schedule
+from weft.measure.soak import collective_subjects, operator_subjects  # noqa: F401 - they register
+from weft.measure.soak.subjects import Draw, Subject, right, subjects
 
 DELAYED = 0.04
 """The share of calls before which a rank waits for a few milliseconds."""
@@ -118,12 +119,13 @@ def _calls(
             time.sleep(own.random() * 0.005)
         # The first call of a group opens its fabric, which may fail as any call may.
         can = fabrics.of(group, groups.device).can
-        if subject.collective and not can.collectives:
+        able = _able(subject, world, can, groups.device)
+        if not able:
             continue
-        able = [s for s in subject.schedules(world) if can.direct or not _direct(s)]
         schedule = able[int(choice * len(able))]
         draw = Draw(case, world, subject.dtypes, groups.device)
-        result = subject.call(draw, rank, group, schedule)
+        result = subject.call(draw, rank, group, schedule).cpu()
+        fabrics.check(group)  # a call on a device may return before it fails
         said.last = time.monotonic()
         said.first = said.first or said.last
         said.calls[name] += 1
@@ -134,11 +136,20 @@ def _calls(
             )
 
 
+def _able(subject: Subject, world: int, can: fabrics.Capabilities, device: str) -> list[str]:
+    """The schedules of a function that a fabric can carry out. On a device, collectives are for
+    copy engines, and no kernel stores into the memory of peers."""
+    known = subject.schedules(world)
+    if device != "cpu":
+        refused = "cores" if subject.collective else "in-kernel"
+        return [schedule for schedule in known if not schedule.startswith(refused)]
+    if subject.collective and not can.collectives:
+        return []
+    return [schedule for schedule in known if can.direct or not _direct(schedule)]
+
+
 def _direct(schedule: str) -> bool:
-    try:
-        return schedule != "auto" and Schedule.parse(schedule).engine == "direct"
-    except Error:  # a way of a collective
-        return False
+    return schedule.endswith("@direct")
 
 
 def _in_threads(groups: Groups, seed: int, count: int, said: Said) -> None:
@@ -150,7 +161,10 @@ def _in_threads(groups: Groups, seed: int, count: int, said: Said) -> None:
             torch.set_num_threads(1)
             group = groups.threads[place]
             members = [groups.members[0]]
-            _calls(groups, [group], members, 2 * seed + place, count // 2, reports[place])
+            # On one stream, the order of the threads' calls would have to be that of all ranks.
+            own = nullcontext() if groups.device == "cpu" else torch.Stream(groups.device)
+            with own:
+                _calls(groups, [group], members, 2 * seed + place, count // 2, reports[place])
         except BaseException as error:
             errors.append(error)
 

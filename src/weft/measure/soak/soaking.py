@@ -64,6 +64,8 @@ def soak(
     seconds: float, places: Sequence[Place], kill: bool, seed: int, report: Report
 ) -> Findings:
     """Soaks at least so long, and until the burst that is under way has ended."""
+    for place in places:
+        place.prepare(report)
     found = Findings(seed)
     began = time.monotonic()
 
@@ -107,8 +109,8 @@ class _Soaked:
                         return
                 self._with_a_kill()
                 return
-            # The first call on a group opens its connections and threads. All groups are used in the
-            # first half of the life, so that growth in the second half is a leak.
+            # The first call on a group opens its connections and threads. All groups are used in
+            # the first half of the life, so that growth in the second half is a leak.
             first = choose.sample(KINDS, len(KINDS))
             held: list[dict[int, Said | None]] = []
             for number in range(BURSTS):
