@@ -21,8 +21,14 @@ import torch.distributed as dist
 
 from weft import fabric as fabrics
 from weft.errors import Error, PeerLost
-from weft.measure.soak import collective_subjects, operator_subjects  # noqa: F401 - they register
+from weft.measure.soak import (  # noqa: F401 - they register
+    collective_subjects,
+    expert_subjects,
+    float8_subjects,
+    operator_subjects,
+)
 from weft.measure.soak.subjects import Draw, Subject, right, subjects
+from weft.schedule import Schedule
 
 DELAYED = 0.04
 """The share of calls before which a rank waits for a few milliseconds."""
@@ -149,7 +155,10 @@ def _able(subject: Subject, world: int, can: fabrics.Capabilities, device: str) 
 
 
 def _direct(schedule: str) -> bool:
-    return schedule.endswith("@direct")
+    try:
+        return schedule != "auto" and Schedule.parse(schedule).engine == "direct"
+    except Error:  # the way of a collective, or a strategy
+        return False
 
 
 def _in_threads(groups: Groups, seed: int, count: int, said: Said) -> None:

@@ -1,5 +1,5 @@
 """What a call of soak is: a function, random inputs of every rank, and the result in plain torch.
-`operator_subjects.py` and `collective_subjects.py` register them.
+The files `*_subjects.py` register them.
 
 Values are -1, 0 and 1, so that sums are exact in every dtype, and results must be equal bit for
 bit. They follow from the seed of a call and the rank. So every rank can make the inputs of all
