@@ -36,12 +36,12 @@ class Life:
     def __init__(self, place: Place, world: int) -> None:
         multiprocessing.set_forkserver_preload(["torch", "torch.distributed", __name__])
         context = multiprocessing.get_context("forkserver")
-        self._store = _store()
+        self._stores = [_store()]
         self.pipes: dict[int, Connection] = {}
         self.processes: dict[int, Any] = {}
         for rank in range(world):
             ours, theirs = context.Pipe()
-            arguments = (theirs, rank, world, self._store.port, place.name)
+            arguments = (theirs, rank, world, self._stores[0].port, place.name)
             process = context.Process(target=_serve, args=arguments, daemon=True)
             process.start()
             theirs.close()
@@ -85,10 +85,10 @@ class Life:
         return found
 
     def form_again(self) -> None:
-        """Has the ranks that are left form a new group."""
-        self._store = _store()
-        members = self.ranks
-        self.tell("form", self._store.port, members)
+        """Has the ranks that are left form a new group. The old store stays: gloo cannot be stopped
+        while it connects, and a thread of it may still wait for the address of a rank that died."""
+        self._stores.append(_store())
+        self.tell("form", self._stores[-1].port, self.ranks)
 
     def end(self) -> None:
         for pipe in self.pipes.values():
