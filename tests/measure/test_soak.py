@@ -17,18 +17,31 @@ from weft.errors import Unsupported
 from weft.measure.soak import burst, soaking, subjects
 from weft.measure.soak.places import PLACES, places_of
 
+SEED = 13
+"""With this, a life has three ranks, one burst, and then a kill."""
+
 
 def nothing(share: float, text: str) -> None:
     """A report that goes nowhere."""
 
 
-def test_a_short_soak_with_kills(monkeypatch):
+def test_a_short_soak(monkeypatch):
     monkeypatch.setattr(soaking, "CALLS", 20)
-    found = soaking.soak(5.0, places_of("host,flat"), True, 11, nothing)
+    found = soaking.soak(0.1, places_of("host"), False, 11, nothing)
     assert found.right, found.faults
-    assert found.kills
+    assert found.lives == {"host": 1}
+
+
+@pytest.mark.parametrize("place", ["host", "flat"])
+def test_a_life_with_a_kill(monkeypatch, place):
+    monkeypatch.setattr(soaking, "CALLS", 20)
+    found = soaking.Findings(SEED)
+    soaked = soaking._Soaked(found, PLACES[place], random.Random(SEED), lambda: None)
+    soaked.live(True, lambda: 1.0)
+    assert found.right, found.faults
+    assert found.kills == 1
     assert max(found.named_after) < soaking.SOON
-    assert sum(found.calls.values()) > 100
+    assert len(found.again_after) == 1
 
 
 def test_a_seed_repeats_a_draw_and_ranks_differ():
