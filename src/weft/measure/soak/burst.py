@@ -13,7 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -73,6 +73,10 @@ class Groups:
         made = [dist.new_group(ranks) for ranks in self.members[1:]]
         self.some: list[dist.ProcessGroup | None] = [None, *made]
         self.threads = [dist.new_group(everyone) for _ in range(2)]
+        # On one stream, the order of the threads' calls would have to be that of all ranks.
+        self.streams: list[AbstractContextManager[object]] = [
+            nullcontext() if device == "cpu" else torch.Stream(device) for _ in self.threads
+        ]
 
 
 def burst(groups: Groups, seed: int, count: int, kind: str) -> Said:
@@ -170,9 +174,7 @@ def _in_threads(groups: Groups, seed: int, count: int, said: Said) -> None:
             torch.set_num_threads(1)
             group = groups.threads[place]
             members = [groups.members[0]]
-            # On one stream, the order of the threads' calls would have to be that of all ranks.
-            own = nullcontext() if groups.device == "cpu" else torch.Stream(groups.device)
-            with own:
+            with groups.streams[place]:
                 _calls(groups, [group], members, 2 * seed + place, count // 2, reports[place])
         except BaseException as error:
             errors.append(error)
