@@ -1,6 +1,7 @@
 // The allocator: blocks of the heap, reused in stream order as on a GPU. What is fresh or freed
-// holds poison (NaN in every floating type), written by the stream that owned the block: so a use
-// on another stream that nobody recorded reads poison, and is a race that the detector sees.
+// holds poison (NaN in every floating type), written by the stream that owned the block before its
+// next work: so a use on another stream that nobody recorded, and that this stream does not wait
+// for either, reads poison, and is a race that the detector sees.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -34,6 +35,7 @@ struct Heap {
   std::map<size_t, size_t> extents;  // never used, or given back: offset -> bytes
   std::vector<Block*> leaving;       // freed, but other streams still use them
   std::vector<Block*> late;          // freed during a capture
+  std::map<Stream*, std::vector<Op>> owed;  // poison of freed blocks, not issued yet
   std::map<Capture*, std::vector<Block*>> captured;  // allocated in one: they stay with its graph
   MemoryStats stats;
   Heap() { extents[kFirst] = own_heap().bytes - kFirst; }
@@ -95,8 +97,9 @@ void retire(Block* block) {
   op.run = [at = readable(address(*block)), bytes = block->bytes] {
     std::memset(at, kPoison, bytes);
   };
-  issue(block->stream, std::move(op));
   std::lock_guard guard(heap().lock);
+  heap().owed[block->stream].push_back(std::move(op));
+  block->stream->owes = true;
   heap().idle[{block->stream, block->bytes}].push_back(block);
 }
 
@@ -152,11 +155,23 @@ Block* find(Heap& h, Stream* stream, size_t bytes) {
 
 }  // namespace
 
+void poison_freed(Stream* stream) {
+  if (stream->capture || !stream->owes) return;
+  std::vector<Op> owed;
+  {
+    std::lock_guard guard(heap().lock);
+    owed.swap(heap().owed[stream]);
+    stream->owes = false;
+  }
+  for (auto& op : owed) issue(stream, std::move(op));
+}
+
 void* allocate(size_t bytes, int device, Stream* stream) {
   if (bytes == 0) return nullptr;
   (void)device;
   check_health();
   retire_leaving();
+  poison_freed(stream);
   auto& h = heap();
   const size_t size = rounded(bytes);
   for (int attempt = 0;; ++attempt) {
@@ -241,6 +256,7 @@ void empty_cache() {
   if (capturing()) return;
   synchronize_device();
   retire_leaving();
+  for (auto* stream : all_streams()) poison_freed(stream);
   synchronize_device();
   auto& h = heap();
   std::lock_guard guard(h.lock);

@@ -67,6 +67,7 @@ void* allocate(size_t bytes, int device, Stream* stream);
 void release(void* device);                         // stream-ordered: reused when its uses are over
 void record_use(void* device, Stream* stream);
 void release_all_uses(void* device);                // a block that any stream may have used
+void poison_freed(Stream* stream);                  // before the stream's next work or block
 size_t block_bytes(const void* device);             // 0 if it is no block's first byte
 void empty_cache();
 struct MemoryStats {
@@ -133,6 +134,7 @@ struct Stream {
   Queue* queue = nullptr;
   uint64_t issued = 0, done = 0;  // under the runtime's lock
   Capture* capture = nullptr;
+  std::atomic<bool> owes{false};  // whether freed blocks of this stream are not poisoned yet
 };
 
 Stream* default_stream(int device);

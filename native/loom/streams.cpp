@@ -130,6 +130,8 @@ std::vector<Stream*> all_streams() {
 
 void issue(Stream* stream, Op op) {
   check_health();
+  const bool works = op.kind <= Op::Kind::copy || (op.kind == Op::Kind::host && !op.signals);
+  if (works) poison_freed(stream);
   if (!op.origin[0]) op.origin = origin_here();  // before any lock: it may need the GIL
   op.label = current_label();
   op.host = host_clock();

@@ -160,7 +160,10 @@ def a_forgotten_record_stream():
     LoomDriver().sleep(0.05, side)
     with side:
         y = x + 1
-    del x  # its memory goes back at once, and is poisoned, while the side stream sleeps
+    del x  # its memory goes back at once
+    torch.zeros(
+        1, device="loom"
+    )  # its stream works on and poisons it, while the side stream sleeps
     torch.accelerator.synchronize()
     return y.cpu().isnan().all().item()
 

@@ -118,6 +118,55 @@ def weights_and_gradients(kind):
     return good
 
 
+def trains_with_fsdp2():
+    """Two steps of SGD under `fully_shard` on loom, beside the same model in one process. Small
+    whole numbers make sums exact in any order."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    from weft.nn import gather_by_weft
+
+    def model():
+        layers = torch.nn.Sequential(
+            torch.nn.Linear(12, 10), torch.nn.ReLU(), torch.nn.Linear(10, 6)
+        )
+        for number, parameter in enumerate(layers.parameters()):
+            parameter.data = numbers(number, *parameter.shape)
+        return layers
+
+    rank, world = dist.get_rank(), dist.get_world_size()
+    alone, sharded = model(), model().to("loom")
+    mesh = init_device_mesh("loom", (world,))
+    for layer in (sharded[0], sharded[2], sharded):
+        fully_shard(layer, mesh=mesh)
+    assert gather_by_weft(sharded, gradients=True) == 3
+    steps = [torch.optim.SGD(m.parameters(), lr=1.0) for m in (alone, sharded)]
+    good = []
+    for turn in range(2):
+        xs = [numbers(20 + 10 * turn + r, 4, 12) for r in range(world)]
+        wanted = [alone(x) for x in xs]
+        (sum(y.sum() for y in wanted) / world).backward()
+        y = sharded(xs[rank].to("loom"))
+        y.sum().backward()
+        good.append(torch.equal(y.detach().cpu(), wanted[rank].detach()))
+        for step in steps:
+            step.step()
+            step.zero_grad()
+        for one, other in zip(alone.parameters(), sharded.parameters(), strict=True):
+            part = one.detach().tensor_split(world)[rank] if one.shape[0] % world == 0 else None
+            found = other.to_local().detach().cpu()
+            if part is not None:
+                good.append(torch.equal(found, part))
+    return good
+
+
+def test_fsdp2_trains_on_a_device(loom_pools):
+    for good in loom_pools(2).run(trains_with_fsdp2):
+        assert good == [True] * (2 + 2 * 4)
+
+
 def test_fsdp2s_communication(loom_pools):
     for kind in ("loom", "cpu"):
         for good in loom_pools(2).run(weights_and_gradients, kind):

@@ -27,11 +27,13 @@ def show(examination: Examination, machine: Path | None) -> None:
     """Prints the checks, point by point, and writes the machine file if asked to."""
     rows, last = [], 0
     for check in examination.checks:
-        point = f"{check.point} {POINTS[check.point]}" if check.point != last else ""
+        if check.point != last:
+            rows.append([f"{check.point} {POINTS[check.point]}", "", ""])
         last = check.point
-        rows.append([point, check.what, check.found, check.state, check.remedy])
-    headers = ["", "what", "found", "", "what to do"]
-    console.print(table(headers, rows, width=min(80, console.width)))
+        found = f"{check.found}: {check.remedy}" if check.remedy else check.found
+        rows.append([f"  {check.what}", check.state, found])
+    headers = ["what", "", "found, and what to do"]
+    console.print(table(headers, rows, width=min(80, console.width), whole=(0, 1)))
     if machine is not None:
         write_machine(examination, machine)
         console.print(f"weft explore --machine {machine} uses the figures of point 8.")

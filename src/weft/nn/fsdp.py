@@ -99,13 +99,18 @@ def _allocated(
     return of(group).memory.empty(sizes, dtype)
 
 
-def gather_by_weft(module: torch.nn.Module, group: dist.ProcessGroup | None = None) -> int:
+def gather_by_weft(
+    module: torch.nn.Module, group: dist.ProcessGroup | None = None, *, gradients: bool = False
+) -> int:
     """Makes every part of a module to which `fully_shard` was applied gather its weights with weft.
     Returns the number of parts. Equals, for each of them,
 
         part.set_custom_all_gather(weft.nn.AllGather(group))
+        part.set_custom_reduce_scatter(weft.nn.ReduceScatter(group))  # with gradients=True
 
-    group: the process group over which the weights are sharded (None: all ranks).
+    group: the process group over which the weights are sharded (None: all ranks). gradients:
+    whether weft adds the gradients too. Tensors of a device need this if the group has no backend
+    for them.
     """
     parts: list[Any] = [m for m in module.modules() if hasattr(m, "set_custom_all_gather")]
     if not parts:
@@ -113,7 +118,9 @@ def gather_by_weft(module: torch.nn.Module, group: dist.ProcessGroup | None = No
             "no part of the module is sharded, or this torch has no set_custom_all_gather; "
             "call torch.distributed.fsdp.fully_shard first"
         )
-    comm = AllGather(group)
+    weights, sums = AllGather(group), ReduceScatter(group)
     for part in parts:
-        part.set_custom_all_gather(comm)
+        part.set_custom_all_gather(weights)
+        if gradients:
+            part.set_custom_reduce_scatter(sums)
     return len(parts)

@@ -25,9 +25,10 @@ if TYPE_CHECKING:
     from weft.fabric.device.device_fabric import DeviceFabric
     from weft.fabric.device.program import DeviceProgram
 
-_LOOK = 0.002
+_LOOK, _LOOK_LONG = 0.002, 0.02
 _LOOK_AT_GRAPHS = 0.05
-"""Seconds between two looks at the peers. Replays of a graph are not announced to the host."""
+"""Seconds between two looks at the peers. While the same call runs, looks become rarer: they take
+time from the process. Replays of a graph are not announced to the host."""
 
 
 @dataclass
@@ -91,13 +92,16 @@ class Watchdog:
         self.look()
 
     def _run(self) -> None:
+        nap, first = _LOOK, None
         while not self._over:
             if not self._calls:
                 self._wake.clear()
                 if not self._calls:
                     self._wake.wait(_LOOK_AT_GRAPHS if self._graph_words else None)
             self.look()
-            time.sleep(_LOOK)
+            before, first = first, self._calls[0] if self._calls else None
+            nap = min(2 * nap, _LOOK_LONG) if first is before else _LOOK
+            time.sleep(nap)
 
     def look(self) -> None:
         """Looks at all calls once."""

@@ -1,10 +1,10 @@
-"""Point 7: every operator, schedule and dtype against plain torch, exactly; then capture, a late
-peer, and a peer that never comes."""
+"""Point 7: every operator, schedule and dtype against plain torch, exactly, and all collectives;
+then capture, a late peer, and a peer that never comes."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -12,8 +12,18 @@ import torch.distributed as dist
 
 import weft
 from weft import fabric
-from weft.dtype import in_triton
 from weft.errors import Error, Unsupported
+from weft.measure.gpu.cases import (
+    CASES,
+    COLLECTIVES,
+    COLUMNS,
+    DTYPES,
+    INNER,
+    ROWS,
+    equal,
+    numbers,
+    there,
+)
 from weft.measure.gpu.finding import Check, State
 
 SCHEDULES = (
@@ -25,72 +35,6 @@ SCHEDULES = (
     "uniform-fused-2d",
     "adaptive",
 )
-DTYPES = tuple(in_triton())
-ROWS, COLUMNS, INNER = 24, 20, 16
-"""Of every rank."""
-
-
-def numbers(seed: int, *shape: int) -> torch.Tensor:
-    """Small whole numbers, whose products and sums are exact in every dtype."""
-    return torch.randint(-2, 3, shape, generator=torch.Generator().manual_seed(seed)).double()
-
-
-Case = Callable[[torch.device, torch.dtype, str], bool]
-
-
-def _all_gather_matmul(device: torch.device, dtype: torch.dtype, schedule: str) -> bool:
-    rank, world = dist.get_rank(), dist.get_world_size()
-    x, w = numbers(1, world * ROWS, INNER), numbers(2 + rank, INNER, COLUMNS)
-    y = weft.all_gather_matmul(
-        _there(x.tensor_split(world)[rank], device, dtype),
-        _there(w, device, dtype),
-        schedule=schedule,
-    )
-    return _equal(y, x @ w, dtype)
-
-
-def _matmul_reduce_scatter(device: torch.device, dtype: torch.dtype, schedule: str) -> bool:
-    rank, world = dist.get_rank(), dist.get_world_size()
-    xs = [numbers(10 + r, world * ROWS, INNER) for r in range(world)]
-    ws = [numbers(30 + r, INNER, COLUMNS) for r in range(world)]
-    y = weft.matmul_reduce_scatter(
-        _there(xs[rank], device, dtype), _there(ws[rank], device, dtype), schedule=schedule
-    )
-    total = torch.stack([x @ w for x, w in zip(xs, ws, strict=True)]).sum(0)
-    return _equal(y, total.tensor_split(world)[rank], dtype)
-
-
-def _matmul_all_reduce(device: torch.device, dtype: torch.dtype, schedule: str) -> bool:
-    rank, world = dist.get_rank(), dist.get_world_size()
-    xs = [numbers(10 + r, ROWS, INNER) for r in range(world)]
-    ws = [numbers(30 + r, INNER, COLUMNS) for r in range(world)]
-    y = weft.matmul_all_reduce(
-        _there(xs[rank], device, dtype), _there(ws[rank], device, dtype), schedule=schedule
-    )
-    return _equal(y, torch.stack([x @ w for x, w in zip(xs, ws, strict=True)]).sum(0), dtype)
-
-
-def _backward(device: torch.device, dtype: torch.dtype, schedule: str) -> bool:
-    rank, world = dist.get_rank(), dist.get_world_size()
-    x, w = numbers(1, world * ROWS, INNER), numbers(2, INNER, COLUMNS)
-    shard = _there(x.tensor_split(world)[rank], device, dtype).requires_grad_()
-    weight = _there(w, device, dtype).requires_grad_()
-    y = weft.all_gather_matmul(shard, weight, schedule=schedule)
-    dy = numbers(3 + rank, world * ROWS, COLUMNS)
-    y.backward(_there(dy, device, dtype))
-    grads = [numbers(3 + r, world * ROWS, COLUMNS) @ w.t() for r in range(world)]
-    dx = torch.stack(grads).sum(0).tensor_split(world)[rank]
-    assert shard.grad is not None
-    assert weight.grad is not None
-    return _equal(shard.grad, dx, dtype) and _equal(weight.grad, x.t() @ dy, dtype)
-
-
-CASES: dict[str, Case] = {
-    "all_gather_matmul": _all_gather_matmul,
-    "matmul_reduce_scatter": _matmul_reduce_scatter,
-    "matmul_all_reduce": _matmul_all_reduce,
-    "backward of all_gather_matmul": _backward,
-}
 
 
 def exact(device: torch.device) -> Iterator[Check]:
@@ -116,6 +60,10 @@ def exact(device: torch.device) -> Iterator[Check]:
         if not right and not wrong:
             remedy = next(iter(refused.values()))
         yield Check(7, name, state, found, remedy)
+    for name, collective in COLLECTIVES.items():
+        bad = [str(d).removeprefix("torch.") for d in DTYPES if not collective(device, d)]
+        remedy = f"wrong: {', '.join(bad)}; report it" if bad else ""
+        yield Check(7, name, "not" if bad else "ok", f"{len(DTYPES) - len(bad)} exact", remedy)
 
 
 def captured(device: torch.device, replays: int = 3) -> Check:
@@ -126,7 +74,7 @@ def captured(device: torch.device, replays: int = 3) -> Check:
         return Check(7, what, "unknown", "refused", "this fabric cannot be captured")
     w = numbers(2, INNER, COLUMNS)
     shard = torch.zeros(ROWS, INNER, device=device)
-    weight = _there(w, device, torch.float32)
+    weight = there(w, device, torch.float32)
     weft.all_gather_matmul(shard, weight, schedule="adaptive")  # plans and memory are made here
     torch.accelerator.synchronize()
     dist.barrier()
@@ -140,7 +88,7 @@ def captured(device: torch.device, replays: int = 3) -> Check:
         x = numbers(50 + number, world * ROWS, INNER)
         shard.copy_(x.tensor_split(world)[rank].float())
         graph.replay()
-        good &= _equal(y, x @ w, torch.float32)
+        good &= equal(y, x @ w, torch.float32)
     return Check(7, what, "ok" if good else "not", "exact" if good else "wrong")
 
 
@@ -148,7 +96,7 @@ def late(device: torch.device, seconds: float = 0.3) -> Check:
     """The last rank comes late; the result must not depend on it."""
     if dist.get_rank() == dist.get_world_size() - 1:
         time.sleep(seconds)
-    good = _all_gather_matmul(device, torch.float32, "adaptive")
+    good = CASES["all_gather_matmul"](device, torch.float32, "adaptive")
     return Check(7, "a late peer", "ok" if good else "not", "exact" if good else "wrong")
 
 
@@ -193,11 +141,3 @@ def kernels(device: torch.device) -> Iterator[Check]:
         yield Check(
             7, f"triton {name}", "ok" if good else "not", found, "" if good else "report it"
         )
-
-
-def _there(tensor: torch.Tensor, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-    return tensor.to(dtype).to(device)
-
-
-def _equal(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> bool:
-    return torch.equal(found.detach().cpu(), expected.to(dtype))
