@@ -48,7 +48,7 @@ class Slab:
         if handle is None:
             raise Unsupported("torch's symmetric memory does not serve this device")
         self._handle = handle
-        self._base = int(handle.offset)  # type: ignore[attr-defined]
+        self._base = int(handle.offset)
         self._pointers = [int(pointer) + self._base for pointer in handle.buffer_ptrs]
 
     def start_of(self, part: int) -> int:
