@@ -105,28 +105,32 @@ class _Soaked:
                 return
             if kill and choose.random() < 0.8:
                 for _ in range(choose.randrange(4)):
-                    if not self._burst() or left() <= 0:
+                    if not self._burst(*self._draw()) or left() <= 0:
                         return
                 self._with_a_kill()
                 return
-            # The first call on a group opens its connections and threads. All groups are used in
-            # the first half of the life, so that growth in the second half is a leak.
-            first = choose.sample(KINDS, len(KINDS))
+            # The second half repeats the calls of the first, in which groups are opened and plans
+            # are kept. So growth in the second half is a leak.
+            half = [self._draw() for _ in range(BURSTS // 2)]
             held: list[dict[int, Said | None]] = []
-            for number in range(BURSTS):
-                kind = first[number] if number < len(first) else ""
-                if not self._burst(held, kind) or left() <= 0:
+            for kind, seed in half * 2:
+                if not self._burst(kind, seed, held) or left() <= 0:
                     return
-            self._compare(held[len(held) // 2], held[-1])
+            self._compare(held[len(half) - 1], held[-1])
         finally:
             self._life.end()
 
-    def _burst(self, held: list[dict[int, Said | None]] | None = None, kind: str = "") -> bool:
-        """One burst of some kind in which nobody is killed; whether all was right."""
+    def _draw(self) -> tuple[str, int]:
+        """The kind and the seed of a burst."""
+        return self._choose.choice(("all", *KINDS)), self._choose.randrange(2**31)
+
+    def _burst(
+        self, kind: str, seed: int, held: list[dict[int, Said | None]] | None = None
+    ) -> bool:
+        """One burst in which nobody is killed; whether all was right."""
         self._tell()
         choose, life = self._choose, self._life
-        kind = kind or choose.choice(("all", *KINDS))
-        life.tell("burst", choose.randrange(2**31), CALLS, kind)
+        life.tell("burst", seed, CALLS, kind)
         with _pressure(choose.random() < 0.15, self._found):
             if choose.random() < 0.2:
                 rank = choose.choice(life.ranks)
