@@ -29,14 +29,15 @@ class Place:
 
 
 def _loom(rank: int, world: int) -> Mapping[str, str]:
-    """What torchrun would set, and operations that run after random delays."""
+    """What torchrun would set."""
     of_rank = dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank))
     of_world = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(world))
-    return {**of_rank, **of_world, "WEFT_LOOM_HEAP": "512", "WEFT_LOOM_MODE": "random"}
+    return {**of_rank, **of_world}
 
 
 def _load_loom() -> None:
-    loom.load()
+    """Operations run after random delays."""
+    loom.load(heap=512, mode="random")
     torch.zeros(1, device="loom")
 
 
