@@ -166,6 +166,29 @@ void poison_freed(Stream* stream) {
   for (auto& op : owed) issue(stream, std::move(op));
 }
 
+namespace {
+
+// Tells the detector that a block is in use again. A block that was freed on this stream is so
+// after its poison; the others are fresh, and nothing of the device touches them now.
+void log_allocated(const Block& block, Stream* stream, bool fresh) {
+  if (!config().check) return;
+  Op op;
+  op.kind = Op::Kind::host;
+  op.name = "alloc";
+  op.bytes = block.bytes;
+  op.rects = {rect_of(address(block), block.bytes, 1, 0, true)};
+  op.run = [] {};
+  if (!fresh) {
+    issue(stream, std::move(op));
+    return;
+  }
+  op.stream = stream;
+  op.host = host_clock();
+  log_op(op, now_ns(), now_ns());
+}
+
+}  // namespace
+
 void* allocate(size_t bytes, int device, Stream* stream) {
   if (bytes == 0) return nullptr;
   (void)device;
@@ -175,9 +198,14 @@ void* allocate(size_t bytes, int device, Stream* stream) {
   auto& h = heap();
   const size_t size = rounded(bytes);
   for (int attempt = 0;; ++attempt) {
+    Block* block;
+    bool fresh;
     {
       std::lock_guard guard(h.lock);
-      if (auto* block = find(h, stream, size)) {
+      const auto reserved = h.stats.reserved;
+      block = find(h, stream, size);
+      fresh = h.stats.reserved != reserved;
+      if (block) {
         block->requested = bytes;
         h.live[block->offset] = block;
         h.stats.allocated += size;
@@ -185,8 +213,11 @@ void* allocate(size_t bytes, int device, Stream* stream) {
         h.stats.peak = std::max(h.stats.peak, h.stats.allocated);
         ++h.stats.blocks;
         ++h.stats.allocations;
-        return address(*block);
       }
+    }
+    if (block) {
+      log_allocated(*block, stream, fresh);
+      return address(*block);
     }
     if (attempt || capturing())
       throw Error("loom: out of memory: " + std::to_string(bytes) +

@@ -124,6 +124,29 @@ def test_data_and_a_flag_may_not_share_a_word_without_order():
     assert len(find([log(post, zero)])) == 1
 
 
+def test_memory_that_is_used_after_it_was_freed():
+    """Also in the order of one stream, unless it has been allocated again."""
+    freed, used = access(1, 0, "free", DATA, True), access(3, 0, "add", DATA, False)
+    again = access(2, 0, "alloc", DATA, True)
+    assert [f.kind for f in find([log(freed, used)])] == ["reuse"]
+    assert find([log(freed, again, used)]) == []
+    # Another stream that writes must still come after the one that freed it.
+    other = access(3, 1, "copy", DATA, True)
+    assert [f.kind for f in find([log(freed, again, other)])] == ["reuse"]
+
+
+def test_of_two_posts_of_a_word_that_nothing_orders_one_is_lost():
+    first, reset = ("p", 1, 0, 0, "post", [*WORD, 1], 1), ("p", 5, 1, 0, "reset", [*WORD, 1], 0)
+    wait = ("f", 4, 1, 0, "wait", [*WORD, 0], 1, 1)
+    assert [f.kind for f in find([log(first, reset)])] == ["lost"]
+    assert find([log(first, wait, reset)]) == []
+    # The next post must come after the word has been reset.
+    again = ("p", 8, 0, 0, "post", [*WORD, 1], 1)
+    ordered = [("r", 6, 1, 0, "record", 7), ("w", 7, 0, 0, "wait", 7)]
+    assert [f.kind for f in find([log(first, wait, reset, again)])] == ["lost"]
+    assert find([log(first, wait, reset, *ordered, again)]) == []
+
+
 def test_memory_that_is_freed_while_used_is_told_apart():
     used = [access(1, 1, "add", DATA, False), ("r", 2, 1, 0, "record", 7)]
     assert find([log(*used, access(3, 0, "free", DATA, True))])[0].kind == "reuse"

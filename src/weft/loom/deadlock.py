@@ -33,8 +33,8 @@ class QueuedOperation:
 
 @dataclass
 class LoomFinding:
-    """kind: race, reuse (freed while used), deadlock, aliasing (a deadlock that only sharing queues
-    makes), stall, failure, unjoined (a capture), touch (by the host)."""
+    """kind: race, reuse (freed while used), lost (a post), deadlock, aliasing (a deadlock that only
+    sharing queues makes), stall, failure, unjoined (a capture), touch (by the host)."""
 
     kind: str
     operations: list[QueuedOperation]

@@ -1,4 +1,5 @@
-"""The race detector: which accesses of the same bytes, one of them a write, had no order.
+"""The race detector: which accesses of the same bytes, one of them a write, had no order; and which
+posts of the same word.
 
 It replays the logs of all ranks with vector clocks, one component for each stream of each rank. An
 operation comes after what its stream did before, what its stream waited for (events, and words that
@@ -21,6 +22,10 @@ from weft.loom.read import Line, Rect, read
 Clock = dict[tuple[int, int], int]
 """How much of each (rank, stream) is known to be over."""
 
+FREE, ALLOC = "free", "alloc"
+"""What the allocator logs: a write of a freed block, before the next work of the stream that it
+belongs to, and that a block is given out."""
+
 _BUCKET = 1 << 20
 _MOST = 100  # findings that are kept apart
 
@@ -33,6 +38,7 @@ class _Access:
     write: bool
     sync: bool  # of a flag, which streams write and wait for on purpose
     line: Line
+    frees: bool = False  # nobody may use these bytes until they are allocated again
 
 
 @dataclass(slots=True)
@@ -63,6 +69,8 @@ def find(logs: Sequence[bytes]) -> list[LoomFinding]:
     for line in lines:
         if line.kind == "h":
             _host(state, line)
+        elif line.name == ALLOC:
+            _allocated(state, line)
         elif line.kind in "orwpf":
             _stream(state, line)
     return [*state.found.values(), *failures(lines)]
@@ -194,18 +202,14 @@ def _satisfies(found: int, compare: int, value: int) -> bool:
 
 def _access(state: _State, line: Line, clock: Clock, rect: Rect, write: bool, sync: bool) -> None:
     stream = (line.rank, line.stream)
-    access = _Access(stream, clock[stream], rect, write, sync, line)
+    access = _Access(stream, clock[stream], rect, write, sync, line, line.name == FREE)
     for bucket in range(rect.offset // _BUCKET, (rect.end - 1) // _BUCKET + 1):
         earlier = state.buckets.setdefault((rect.space, bucket), [])
         kept = []
         for other in earlier:
             ordered = other.tick <= clock.get(other.stream, 0)
-            if (
-                not ordered
-                and (write or other.write)
-                and not (sync and other.sync)
-                and overlap(rect, other.rect)
-            ):
+            wrong = other.frees if ordered else _conflict(access, other)
+            if wrong and overlap(rect, other.rect):
                 _report(state, other, access)
             # Whoever comes after this access comes after that one too: it need not be kept.
             if not (
@@ -217,6 +221,22 @@ def _access(state: _State, line: Line, clock: Clock, rect: Rect, write: bool, sy
                 kept.append(other)
         kept.append(access)
         state.buckets[rect.space, bucket] = kept
+
+
+def _allocated(state: _State, line: Line) -> None:
+    """Memory is given out again: that it was freed does not matter any more."""
+    for rect in (Rect(*rect[:5]) for rect in line.rest[4]):
+        for bucket in range(rect.offset // _BUCKET, (rect.end - 1) // _BUCKET + 1):
+            for access in state.buckets.get((rect.space, bucket), ()):
+                access.frees = access.frees and not overlap(access.rect, rect)
+
+
+def _conflict(one: _Access, other: _Access) -> bool:
+    """Whether two accesses of the same bytes need an order. A post and a wait of a word make one;
+    but of two posts that nothing orders, one is lost."""
+    if one.sync and other.sync:
+        return one.line.kind == other.line.kind == "p"
+    return one.write or other.write
 
 
 def overlap(a: Rect, b: Rect) -> bool:
@@ -252,7 +272,7 @@ def _report(state: _State, first: _Access, second: _Access) -> None:
         return
     if len(state.found) >= _MOST:
         return
-    freed = next((o for o in sides if o.name == "free"), None)
+    freed = next((o for o in sides if o.name == FREE), None)
     place = max(first.rect.offset, second.rect.offset)
     space = second.rect.space
     where = f"heap of rank {space}" if space >= 0 else f"host memory of rank {-1 - space}"
@@ -263,6 +283,9 @@ def _report(state: _State, first: _Access, second: _Access) -> None:
             f"memory is freed while {user} may still use it; call record_stream, "
             "or let the stream that frees it wait"
         )
+    elif first.sync and second.sync:
+        kind = "lost"
+        text = f"nothing orders {sides[0]} and {sides[1]}, of one word; one of them may be lost"
     else:
         kind = "race"
         text = f"nothing orders {sides[0]} and {sides[1]}; a wait is missing between them"
