@@ -24,6 +24,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 import weft
 
@@ -137,8 +138,13 @@ def main() -> None:
         # One name for all ranks and all attempts: they have the same parent, torchrun.
         named = f"{tempfile.gettempdir()}/recover-{os.getppid()}"
         arguments.checkpoint = arguments.checkpoint or named
-        dist.init_process_group("gloo")
-        losses = train(arguments, fails=os.environ["TORCHELASTIC_RESTART_COUNT"] == "0")
+        attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
+        # torchrun keeps its store for all attempts, and gloo would find the addresses of ranks that
+        # have ended. So every attempt has keys of its own.
+        store, rank, world = next(rendezvous("env://"))
+        store = dist.PrefixStore(f"attempt {attempt}", store)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+        losses = train(arguments, fails=attempt == "0")
         if dist.get_rank() == 0:
             compare(arguments, losses)
         dist.destroy_process_group()

@@ -13,6 +13,7 @@ from mutants import captured_call
 from ranks import tell
 
 import weft
+from weft.fabric.device import symmetric
 
 SIZES = (24, 6, 12)
 
@@ -143,6 +144,19 @@ def killed(when: str):
     spent = time.monotonic() - began
     usable()
     return told, spent
+
+
+def killed_in_rendezvous(opened: bool):
+    """The last rank dies while the others wait for its memory. What they are told."""
+    if opened:
+        right(2)
+    dist.barrier()
+    if dist.get_rank() == dist.get_world_size() - 1:
+        symmetric.symm_mem.rendezvous = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    x, w = torch.ones(4000, 64, device="loom"), torch.ones(64, 64, device="loom")
+    began = time.monotonic()
+    told = [error_of(weft.all_gather_matmul, x, w) for _ in range(2)]
+    return told, time.monotonic() - began
 
 
 def disagrees(how: str, known: bool):

@@ -4,7 +4,14 @@ the device stays usable."""
 from __future__ import annotations
 
 import pytest
-from device_calls import changes_columns, disagrees, killed, late, too_late
+from device_calls import (
+    changes_columns,
+    disagrees,
+    killed,
+    killed_in_rendezvous,
+    late,
+    too_late,
+)
 
 
 @pytest.mark.parametrize("known", [False, True], ids=["first", "known"])
@@ -36,6 +43,17 @@ def test_a_dead_peer(spoiled_loom, when):
         # A known call returns; the error comes at `weft.check`, and at every call after that.
         assert told[0][0] == ("" if when in ("known call", "during") else "PeerLost"), told
         assert all(kind == "PeerLost" and "rank 2" in text for kind, text in told[1:]), told
+        assert spent < 10
+
+
+@pytest.mark.parametrize("opened", [False, True], ids=["first memory", "more memory"])
+def test_a_peer_that_dies_while_its_memory_is_waited_for(spoiled_loom, opened):
+    outcomes = spoiled_loom(3).start(killed_in_rendezvous, opened).outcomes(within=60)
+    assert outcomes[2].died
+    for outcome in outcomes[:2]:
+        assert outcome.error is None, outcome.trace
+        told, spent = outcome.value
+        assert all(kind == "PeerLost" and "rank 2" in text for kind, text in told), told
         assert spent < 10
 
 

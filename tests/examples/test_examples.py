@@ -65,6 +65,19 @@ def test_survivors_go_on_in_process():
     assert done.stdout.count("rank 1 died") == 2
 
 
+def test_all_ranks_start_again_under_torchrun(tmp_path):
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    kept = ["--checkpoint", str(tmp_path / "checkpoint")]
+    done = subprocess.run(
+        [*torchrun, "--max-restarts", "1", str(EXAMPLES / "recover.py"), *SMALL["recover"], *kept],
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    assert done.returncode == 0, done.stderr
+    recovered(done.stdout, 2)
+
+
 def test_moe(run):
     output = run("moe")
     sent = re.search(r"each expert: \[\[(\d+), (\d+)\]", output)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 from dataclasses import replace
@@ -16,18 +17,31 @@ from weft.errors import Unsupported
 from weft.measure.soak import burst, soaking, subjects
 from weft.measure.soak.places import PLACES, places_of
 
+SEED = 13
+"""With this, a life has three ranks, one burst, and then a kill."""
+
 
 def nothing(share: float, text: str) -> None:
     """A report that goes nowhere."""
 
 
-def test_a_short_soak_with_kills(monkeypatch):
+def test_a_short_soak(monkeypatch):
     monkeypatch.setattr(soaking, "CALLS", 20)
-    found = soaking.soak(5.0, places_of("host,flat"), True, 11, nothing)
+    found = soaking.soak(0.1, places_of("host"), False, 11, nothing)
     assert found.right, found.faults
-    assert found.kills
+    assert found.lives == {"host": 1}
+
+
+@pytest.mark.parametrize("place", ["host", "flat"])
+def test_a_life_with_a_kill(monkeypatch, place):
+    monkeypatch.setattr(soaking, "CALLS", 20)
+    found = soaking.Findings(SEED)
+    soaked = soaking._Soaked(found, PLACES[place], random.Random(SEED), lambda: None)
+    soaked.live(True, lambda: 1.0)
+    assert found.right, found.faults
+    assert found.kills == 1
     assert max(found.named_after) < soaking.SOON
-    assert sum(found.calls.values()) > 100
+    assert len(found.again_after) == 1
 
 
 def test_a_seed_repeats_a_draw_and_ranks_differ():
@@ -100,6 +114,35 @@ class Silent:
         """There is nothing to end."""
 
 
+class Lazy(Silent):
+    """A life whose ranks open files and threads when they use groups for the first time, and keep
+    plans of calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.told = []
+
+    def tell(self, what, *arguments):
+        self.told.append(arguments)
+
+    def hear(self, *_):
+        opened, plans = len({kind for *_, kind in self.told}), len(set(self.told))
+        kept = burst.Usage((1 << 30) + plans * (20 << 20), 10 + 18 * opened, 5 + 22 * opened)
+        return {0: burst.Said(usage=kept)}
+
+
+def test_what_is_opened_and_kept_once_is_no_growth(monkeypatch):
+    monkeypatch.setattr(soaking, "Life", lambda place, world: Lazy())
+    monkeypatch.setattr(soaking.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(soaking, "_pressure", lambda wanted, found: contextlib.nullcontext())
+    for seed in range(40):
+        found = soaking.Findings(seed)
+        soaked = soaking._Soaked(found, PLACES["flat"], random.Random(seed), lambda: None)
+        soaked.live(False, lambda: 1.0)
+        assert found.faults == []
+        assert len(soaked._life.told) == soaking.BURSTS
+
+
 def life(monkeypatch, *answers) -> tuple[soaking._Soaked, soaking.Findings]:
     monkeypatch.setattr(soaking, "Life", lambda place, world: Silent(*answers))
     found = soaking.Findings(0)
@@ -156,7 +199,14 @@ def test_the_command(monkeypatch):
     assert told.stdout.splitlines()[-1] == "1 fault in 5 calls; seed 3 repeats them."
 
 
-def test_fabrics_by_name():
-    assert [place.name for place in places_of("all")] == list(PLACES)
+def test_every_operator_is_called():
+    """Those that are left out are made by the gradients of others."""
+    assert subjects.left_out() == ["embedding_gradient", "gather_contract"]
+
+
+def test_fabrics_by_name(monkeypatch, tmp_path):
+    monkeypatch.setenv("WEFT_LOOM_CACHE", str(tmp_path))  # where nothing is built
+    assert [place.name for place in places_of("all")] == ["host", "flat", "two-level"]
+    assert [place.name for place in places_of("loom,host")] == ["loom", "host"]
     with pytest.raises(Unsupported, match="did you mean host"):
         places_of("hst")

@@ -86,6 +86,27 @@ def test_gathering_on_three_ranks(ranks):
         assert wrong == []
 
 
+def few_rows(rows):
+    """Scales by row where a rank has one row, or none; [1, 1] is that of all rows of a rank."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    x, w, scale = eight(1, rows, 16), eight(2, 16, 8), 2.0 ** torch.arange(rows).view(-1, 1)
+    shard, mine = x.tensor_split(world)[rank], scale.tensor_split(world)[rank]
+    y = weft.all_gather_scaled_matmul(
+        shard, w, mine, torch.tensor(1.0), out_dtype=torch.float32, schedule="serial"
+    )
+    product = x.float() @ w.float()
+    by_rank = [torch.full((len(part), 1), 2.0**r) for r, part in enumerate(x.tensor_split(world))]
+    z = weft.all_gather_scaled_matmul(
+        shard, w, torch.full((1, 1), 2.0**rank), torch.tensor(1.0), out_dtype=torch.float32
+    )
+    return torch.equal(y, product * scale), torch.equal(z, product * torch.cat(by_rank))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 5])
+def test_scales_of_few_rows(ranks, rows):
+    assert ranks(2).run(few_rows, rows) == [(True, True)] * 2
+
+
 def scatters(kind, row_wise, op="sum", shape=(13, 16, 32)):
     """Every schedule against torch._scaled_mm on each rank and a sum; scales differ by rank."""
     rank, world = dist.get_rank(), dist.get_world_size()

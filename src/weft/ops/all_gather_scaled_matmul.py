@@ -21,6 +21,7 @@ from weft.ops.operands import (
 )
 from weft.ops.operator import Bound, Operator, register, run, session_for
 from weft.ops.scaled import (
+    by_rows,
     check_bias,
     check_eight,
     check_result_scale,
@@ -146,7 +147,7 @@ def _bind(
         ("return_gathered", True),
         (plain.BESIDE, inner),
         ("shard_rows", None),
-        ("scales of rows", x_scale.numel() > 1),
+        ("scales of rows", by_rows(x_scale, x_shard)),
     )
     own = (("rows", rows), ("columns", columns), ("out", None))
     inputs = {"x": x, **{f"w{i}": weight for i, weight in enumerate(weights)}}
@@ -190,8 +191,9 @@ def _kernel(
         kinds,
     )
     rows = a_scale
-    if a_scale.numel() > 1:
-        mine, _ = as_rows(a_scale, gather_dim % a_shard.dim())
+    if by_rows(a_scale, a_shard):
+        scales = a_scale.expand(*a_shard.shape[:-1], 1)
+        mine, _ = as_rows(scales, gather_dim % a_shard.dim())
         one = torch.ones(1, 1, device=mine.device)
         rows = run(plain.OPERATOR, session, "serial", mine, [one], 0, True, None, None)[0]
     dim, ys = gather_dim % a_shard.dim(), []

@@ -70,6 +70,12 @@ def x_scales(name: str, scale: torch.Tensor, x: torch.Tensor) -> torch.Tensor | 
     return scale
 
 
+def by_rows(scale: torch.Tensor, x: torch.Tensor) -> bool:
+    """Whether a scale belongs to the rows of x on this rank. Its shape says so and not its size,
+    because a rank may have one row, or none."""
+    return scale.dim() == x.dim()
+
+
 def w_scales(name: str, scale: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     """The scale of every column of w as [1, columns], or [1, 1] if there is one for all."""
     _check_scale(name, scale)

@@ -70,7 +70,7 @@ class DeviceFabric:
         self.closed = False
         self.trusting = agrees_once()
         self.can = Capabilities(self.driver.name, direct=True, capture=True)
-        self.memory = SymmetricMemory(lambda: self.group, self.device)
+        self.memory = SymmetricMemory(lambda: self.group, self.device, self._look_after)
         self._callbacks: list[Callable[[], Any]] = []
         self._lanes: dict[tuple[int, bool], torch.Stream] = {}
         self.last_end: tuple[torch.Stream, torch.Event] | None = None
@@ -84,7 +84,22 @@ class DeviceFabric:
     def _open_words(self) -> Slab:
         """The words of every rank: for eager and for captured calls, those of meetings first."""
         size = 2 * (_TURNS * self.world + MAX_WORDS) * _WORD
-        return Slab(self.group, self.device, size, zeroed=True)
+        return Slab(self.group, self.device, size, self._look_after_host, zeroed=True)
+
+    def _look_after_host(self) -> None:
+        """Raises if a peer is lost, before this fabric is open."""
+        state = self.host.native.wait_released(self.host.number + 1, 0) if self.peers else (OK, -1)
+        if state[0] not in (OK, AGAIN, TIMEOUT):
+            doing = f"the first call on {self.device.type}"
+            raise self.host.failure(state, doing, "the memory of its peers")
+
+    def _look_after(self) -> None:
+        """Raises if a peer is lost, while a call waits for the memory of its peers."""
+        state = self.peer_state()
+        if self.broken is not None:
+            raise over(self.broken, self.number)
+        if state[0] != OK:
+            raise self.failure(state, "more memory", "the memory of its peers")
 
     def _agreed_rates(self) -> Rates:
         """Rank 0 measures its device for all ranks, which must decide alike."""

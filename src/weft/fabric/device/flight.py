@@ -129,6 +129,8 @@ class DeviceFlight:
         source, target = self.view(task.source), self.view(task.target)
         if task.source.num_elements:
             if task.engine == "cores":
+                if source.element_size() == 1:  # there is no product of float8
+                    source, target = source.view(torch.uint8), target.view(torch.uint8)
                 with stream:
                     torch.mul(source, 1, out=target)  # a kernel, where copy_ might use an engine
             else:

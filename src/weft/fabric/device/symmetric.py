@@ -8,7 +8,9 @@ a program that needs more gets a larger slab.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,29 +23,32 @@ CAPTURED = 2
 PARTS = 3
 ALIGNMENT = 256
 _LEAST = 1 << 20
+_LOOK = 0.2
+"""Seconds between two looks at peers that are waited for."""
 
 
 class Slab:
     """Memory of equal size on all ranks. All ranks make it together."""
 
     def __init__(
-        self, group: dist.ProcessGroup, device: torch.device, size: int, zeroed: bool = False
+        self,
+        group: dist.ProcessGroup,
+        device: torch.device,
+        size: int,
+        look_after: Callable[[], None],
+        zeroed: bool = False,
     ) -> None:
+        """look_after: raises if a peer is lost; called while this waits for the others."""
         self.size = size
         self.own = symm_mem.empty(size, dtype=torch.uint8, device=device)
         if zeroed:  # before any peer can write there
             self.own.zero_()
             torch.accelerator.synchronize(device)
-        try:
-            handle = symm_mem.rendezvous(self.own, group)
-        except RuntimeError as error:
-            raise Unsupported(
-                f"the devices of this group cannot see each other's memory: {error}"
-            ) from None
+        handle = _meet(self.own, group, look_after)
         if handle is None:
             raise Unsupported("torch's symmetric memory does not serve this device")
         self._handle = handle
-        self._base = int(handle.offset)  # type: ignore[attr-defined]
+        self._base = int(handle.offset)
         self._pointers = [int(pointer) + self._base for pointer in handle.buffer_ptrs]
 
     def start_of(self, part: int) -> int:
@@ -63,11 +68,40 @@ class Slab:
         return view
 
 
+def _meet(own: torch.Tensor, group: dist.ProcessGroup, look_after: Callable[[], None]) -> Any:
+    """The handle on the memory of all ranks."""
+    made: list[Any] = []
+
+    def make() -> None:
+        torch.accelerator.set_device_index(own.device.index)
+        try:
+            made.append(symm_mem.rendezvous(own, group))
+        except RuntimeError as error:
+            made.append(error)
+
+    # torch cannot be stopped while it waits. If a peer is lost, its thread ends by itself.
+    thread = threading.Thread(target=make, daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(_LOOK)
+        if thread.is_alive():
+            look_after()
+    if isinstance(made[0], RuntimeError):
+        look_after()  # a lost peer is the better reason
+        raise Unsupported(f"the devices of this group cannot see each other's memory: {made[0]}")
+    return made[0]
+
+
 class SymmetricMemory:
     """The slabs of one group. Implements `weft.fabric.interface.Memory`."""
 
-    def __init__(self, group: Callable[[], dist.ProcessGroup], device: torch.device) -> None:
-        self._group, self._device = group, device
+    def __init__(
+        self,
+        group: Callable[[], dist.ProcessGroup],
+        device: torch.device,
+        look_after: Callable[[], None],
+    ) -> None:
+        self._group, self._device, self._look_after = group, device, look_after
         self._slabs: list[Slab] = []
 
     @property
@@ -82,7 +116,7 @@ class SymmetricMemory:
                 return slab
         last = self._slabs[-1].size if self._slabs else 0
         wanted = max(_LEAST, 2 * last, PARTS * aligned(part))
-        self._slabs.append(Slab(self._group(), self._device, wanted))
+        self._slabs.append(Slab(self._group(), self._device, wanted, self._look_after))
         return self._slabs[-1]
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

@@ -13,6 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -20,7 +21,13 @@ import torch.distributed as dist
 
 from weft import fabric as fabrics
 from weft.errors import Error, PeerLost
-from weft.measure.soak.subjects import Draw, right, subjects
+from weft.measure.soak import (  # noqa: F401 - they register
+    collective_subjects,
+    expert_subjects,
+    float8_subjects,
+    operator_subjects,
+)
+from weft.measure.soak.subjects import Draw, Subject, right, subjects
 from weft.schedule import Schedule
 
 DELAYED = 0.04
@@ -66,6 +73,10 @@ class Groups:
         made = [dist.new_group(ranks) for ranks in self.members[1:]]
         self.some: list[dist.ProcessGroup | None] = [None, *made]
         self.threads = [dist.new_group(everyone) for _ in range(2)]
+        # On one stream, the order of the threads' calls would have to be that of all ranks.
+        self.streams: list[AbstractContextManager[object]] = [
+            nullcontext() if device == "cpu" else torch.Stream(device) for _ in self.threads
+        ]
 
 
 def burst(groups: Groups, seed: int, count: int, kind: str) -> Said:
@@ -118,12 +129,13 @@ def _calls(
             time.sleep(own.random() * 0.005)
         # The first call of a group opens its fabric, which may fail as any call may.
         can = fabrics.of(group, groups.device).can
-        if subject.collective and not can.collectives:
+        able = _able(subject, world, can, groups.device)
+        if not able:
             continue
-        able = [s for s in subject.schedules(world) if can.direct or not _direct(s)]
         schedule = able[int(choice * len(able))]
         draw = Draw(case, world, subject.dtypes, groups.device)
-        result = subject.call(draw, rank, group, schedule)
+        result = subject.call(draw, rank, group, schedule).cpu()
+        fabrics.check(group)  # a call on a device may return before it fails
         said.last = time.monotonic()
         said.first = said.first or said.last
         said.calls[name] += 1
@@ -134,10 +146,22 @@ def _calls(
             )
 
 
+def _able(subject: Subject, world: int, can: fabrics.Capabilities, device: str) -> list[str]:
+    """The schedules of a function that a fabric can carry out. On a device, collectives are for
+    copy engines, and no kernel stores into the memory of peers."""
+    known = subject.schedules(world)
+    if device != "cpu":
+        refused = "cores" if subject.collective else "in-kernel"
+        return [schedule for schedule in known if not schedule.startswith(refused)]
+    if subject.collective and not can.collectives:
+        return []
+    return [schedule for schedule in known if can.direct or not _direct(schedule)]
+
+
 def _direct(schedule: str) -> bool:
     try:
         return schedule != "auto" and Schedule.parse(schedule).engine == "direct"
-    except Error:  # a way of a collective
+    except Error:  # the way of a collective, or a strategy
         return False
 
 
@@ -150,7 +174,8 @@ def _in_threads(groups: Groups, seed: int, count: int, said: Said) -> None:
             torch.set_num_threads(1)
             group = groups.threads[place]
             members = [groups.members[0]]
-            _calls(groups, [group], members, 2 * seed + place, count // 2, reports[place])
+            with groups.streams[place]:
+                _calls(groups, [group], members, 2 * seed + place, count // 2, reports[place])
         except BaseException as error:
             errors.append(error)
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import importlib
 import multiprocessing
 import os
 import signal
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -24,7 +23,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from weft.errors import Error
 from weft.measure.soak.burst import Groups, Said, burst
-from weft.measure.soak.places import Place
+from weft.measure.soak.places import PLACES, Place
 
 DEADLINE = 30.0
 """The deadline of waits, in seconds: a hang becomes a Timeout, which is a fault here."""
@@ -37,14 +36,12 @@ class Life:
     def __init__(self, place: Place, world: int) -> None:
         multiprocessing.set_forkserver_preload(["torch", "torch.distributed", __name__])
         context = multiprocessing.get_context("forkserver")
-        self._store = _store()
+        self._stores = [_store()]
         self.pipes: dict[int, Connection] = {}
         self.processes: dict[int, Any] = {}
         for rank in range(world):
             ours, theirs = context.Pipe()
-            environment = {**place.environment(rank), "WEFT_DEADLINE": str(DEADLINE)}
-            own = (environment, place.device, place.setup)
-            arguments = (theirs, rank, world, self._store.port, *own)
+            arguments = (theirs, rank, world, self._stores[0].port, place.name)
             process = context.Process(target=_serve, args=arguments, daemon=True)
             process.start()
             theirs.close()
@@ -88,10 +85,10 @@ class Life:
         return found
 
     def form_again(self) -> None:
-        """Has the ranks that are left form a new group."""
-        self._store = _store()
-        members = self.ranks
-        self.tell("form", self._store.port, members)
+        """Has the ranks that are left form a new group. The old store stays: gloo cannot be stopped
+        while it connects, and a thread of it may still wait for the address of a rank that died."""
+        self._stores.append(_store())
+        self.tell("form", self._stores[-1].port, self.ranks)
 
     def end(self) -> None:
         for pipe in self.pipes.values():
@@ -113,17 +110,15 @@ def _serve(
     rank: int,
     world: int,
     port: int,
-    environment: Mapping[str, str],
-    device: str,
-    setup: str,
+    name: str,
 ) -> None:
+    place = PLACES[name]
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     gc.freeze()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it and ends its ranks
-    os.environ.update(environment)
+    os.environ.update(place.environment(rank, world), WEFT_DEADLINE=str(DEADLINE))
     torch.set_num_threads(1)
-    if setup:
-        importlib.import_module(setup)
+    place.load()
     groups: Groups | None = None
 
     def form(port: int, members: Sequence[int]) -> Said:
@@ -133,7 +128,7 @@ def _serve(
         store = TCPStore("127.0.0.1", port, None, False)
         here = members.index(rank)
         dist.init_process_group("gloo", store=store, rank=here, world_size=len(members))
-        groups = Groups(device)
+        groups = Groups(place.device)
         return Said()
 
     def run(*arguments: Any) -> Said:

@@ -5,20 +5,40 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
+
+from weft import loom
 from weft.errors import Unsupported, nearest
+from weft.loom import build
+from weft.measure.launch import Report
 
 
 @dataclass(frozen=True)
 class Place:
     """How ranks come to use a fabric. worlds: numbers of ranks to choose from. environment: the
-    variables of a rank. device: where tensors are. setup: what a rank imports first, if its device
-    needs that."""
+    variables of a rank, by its number and the number of ranks. device: where tensors are. there:
+    whether it is there without further ado. prepare: makes it so. load: what a rank does first."""
 
     name: str
     worlds: Sequence[int]
-    environment: Callable[[int], Mapping[str, str]] = lambda rank: {}
+    environment: Callable[[int, int], Mapping[str, str]] = lambda rank, world: {}
     device: str = "cpu"
-    setup: str = ""
+    there: Callable[[], bool] = lambda: True
+    prepare: Callable[[Report], object] = lambda report: None
+    load: Callable[[], None] = lambda: None
+
+
+def _loom(rank: int, world: int) -> Mapping[str, str]:
+    """What torchrun would set."""
+    of_rank = dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank))
+    of_world = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(world))
+    return {**of_rank, **of_world}
+
+
+def _load_loom() -> None:
+    """Operations run after random delays."""
+    loom.load(heap=512, mode="random")
+    torch.zeros(1, device="loom")
 
 
 PLACES = {
@@ -26,16 +46,27 @@ PLACES = {
     for place in (
         Place("host", (2, 3, 4)),
         # Ranks that reach each other by messages alone.
-        Place("flat", (2, 3), lambda rank: {"WEFT_FABRIC": "flat"}),
+        Place("flat", (2, 3), lambda rank, world: {"WEFT_FABRIC": "flat"}),
         # Two machines with two ranks each, or one of them with one.
-        Place("two-level", (3, 4), lambda rank: {"WEFT_HOST": "ab"[rank // 2]}),
+        Place("two-level", (3, 4), lambda rank, world: {"WEFT_HOST": "ab"[rank // 2]}),
+        # The emulated device, where it has been built.
+        Place(
+            "loom",
+            (2, 3),
+            _loom,
+            device="loom",
+            there=lambda: not build.why_not() and build.library_path().exists(),
+            prepare=build.library,
+            load=_load_loom,
+        ),
     )
 }
 
 
 def places_of(names: str) -> list[Place]:
-    """Places by their names, separated by commas; `all` is all of them."""
-    asked = list(PLACES) if names == "all" else [name.strip() for name in names.split(",")]
+    """Places by their names, separated by commas; `all` is all that are there."""
+    there = [name for name, place in PLACES.items() if place.there()]
+    asked = there if names == "all" else [name.strip() for name in names.split(",")]
     for name in asked:
         if name not in PLACES:
             raise Unsupported(

@@ -25,6 +25,8 @@ from weft.measure.soak.places import Place
 
 CALLS = 60
 """Calls of a burst."""
+KINDS = ("all", "whole", "threads")
+"""Kinds of bursts, see `burst`."""
 BURSTS = 12
 """Bursts of a life in which nobody is killed."""
 SOON = 5.0
@@ -62,6 +64,8 @@ def soak(
     seconds: float, places: Sequence[Place], kill: bool, seed: int, report: Report
 ) -> Findings:
     """Soaks at least so long, and until the burst that is under way has ended."""
+    for place in places:
+        place.prepare(report)
     found = Findings(seed)
     began = time.monotonic()
 
@@ -101,24 +105,32 @@ class _Soaked:
                 return
             if kill and choose.random() < 0.8:
                 for _ in range(choose.randrange(4)):
-                    if not self._burst() or left() <= 0:
+                    if not self._burst(*self._draw()) or left() <= 0:
                         return
                 self._with_a_kill()
                 return
+            # The second half repeats the calls of the first, in which groups are opened and plans
+            # are kept. So growth in the second half is a leak.
+            half = [self._draw() for _ in range(BURSTS // 2)]
             held: list[dict[int, Said | None]] = []
-            for _ in range(BURSTS):
-                if not self._burst(held) or left() <= 0:
+            for kind, seed in half * 2:
+                if not self._burst(kind, seed, held) or left() <= 0:
                     return
-            self._compare(held[len(held) // 2], held[-1])
+            self._compare(held[len(half) - 1], held[-1])
         finally:
             self._life.end()
 
-    def _burst(self, held: list[dict[int, Said | None]] | None = None) -> bool:
+    def _draw(self) -> tuple[str, int]:
+        """The kind and the seed of a burst."""
+        return self._choose.choice(("all", *KINDS)), self._choose.randrange(2**31)
+
+    def _burst(
+        self, kind: str, seed: int, held: list[dict[int, Said | None]] | None = None
+    ) -> bool:
         """One burst in which nobody is killed; whether all was right."""
         self._tell()
         choose, life = self._choose, self._life
-        kind = choose.choice(("all", "all", "whole", "threads"))
-        life.tell("burst", choose.randrange(2**31), CALLS, kind)
+        life.tell("burst", seed, CALLS, kind)
         with _pressure(choose.random() < 0.15, self._found):
             if choose.random() < 0.2:
                 rank = choose.choice(life.ranks)

@@ -1,5 +1,5 @@
-"""The calls that soak makes: for each operator and collective, random inputs of every rank and the
-result in plain torch.
+"""What a call of soak is: a function, random inputs of every rank, and the result in plain torch.
+The files `*_subjects.py` register them.
 
 Values are -1, 0 and 1, so that sums are exact in every dtype, and results must be equal bit for
 bit. They follow from the seed of a call and the rank. So every rank can make the inputs of all
@@ -15,15 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.nn.functional import embedding_bag
 
-from weft import collectives
-from weft.ops.all_gather_matmul import all_gather_matmul
-from weft.ops.all_to_all_matmul import all_to_all_matmul
-from weft.ops.embedding_all_to_all import embedding_all_to_all
-from weft.ops.matmul_all_reduce import matmul_all_reduce
-from weft.ops.matmul_all_to_all import matmul_all_to_all
-from weft.ops.matmul_reduce_scatter import matmul_reduce_scatter
 from weft.ops.operator import operators
 from weft.schedule import Schedule
 
@@ -56,16 +48,42 @@ class Draw:
         generator = torch.Generator().manual_seed(hash((self.seed, rank, place)) % 2**63)
         return torch.randint(-1, 2, shape, generator=generator).to(self.dtype)
 
+    def x(self, rank: int) -> torch.Tensor:
+        """[M, K] of a rank."""
+        return self.values(rank, 0, self.m, self.k)
+
+    def shard(self, rank: int) -> torch.Tensor:
+        """The rows of a rank if M is split evenly."""
+        return self.values(rank, 0, self.rows_of(rank), self.k)
+
+    def routed(self, rank: int) -> torch.Tensor:
+        """The rows that a rank sends, sorted by the rank that they are for."""
+        return self.values(rank, 0, sum(self.splits[rank]), self.k)
+
+    def w(self, rank: int) -> torch.Tensor:
+        """[K, N] of a rank."""
+        return self.values(rank, 1, self.k, self.n)
+
     def there(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor on the device of the call."""
         return tensor.to(self.device)
 
     def rows_of(self, rank: int) -> int:
-        """The rows of a rank if M is split evenly."""
+        """The number of rows of a rank if M is split evenly."""
         return self.m // self.world + (rank < self.m % self.world)
 
     def received(self, rank: int) -> list[int]:
+        """The number of rows that a rank gets from every rank."""
         return [sizes[rank] for sizes in self.splits]
+
+    def exchanged(self, rank: int, of: Callable[[int], torch.Tensor]) -> torch.Tensor:
+        """The rows of every rank's tensor that are for this rank."""
+        return torch.cat(
+            [
+                torch.split(of(source).double(), self.splits[source])[rank]
+                for source in range(self.world)
+            ]
+        )
 
 
 @dataclass(frozen=True)
@@ -102,7 +120,7 @@ def left_out() -> list[str]:
 
 def right(subject: Subject, draw: Draw, rank: int, result: torch.Tensor) -> bool:
     """Whether a result is what plain torch gives, bit for bit."""
-    return torch.equal(result.cpu(), subject.expected(draw, rank).to(draw.dtype))
+    return torch.equal(result, subject.expected(draw, rank).to(draw.dtype))
 
 
 class _World:
@@ -112,184 +130,3 @@ class _World:
 
 def _schedules(world: int) -> Sequence[str]:
     return ["auto", *(str(schedule) for schedule in Schedule.space(_World(world)))]
-
-
-# -- operators -------------------------------------------------------------------------------------
-
-
-def _x(draw: Draw, rank: int) -> torch.Tensor:
-    return draw.values(rank, 0, draw.m, draw.k)
-
-
-def _shard(draw: Draw, rank: int) -> torch.Tensor:
-    return draw.values(rank, 0, draw.rows_of(rank), draw.k)
-
-
-def _routed(draw: Draw, rank: int) -> torch.Tensor:
-    return draw.values(rank, 0, sum(draw.splits[rank]), draw.k)
-
-
-def _w(draw: Draw, rank: int) -> torch.Tensor:
-    return draw.values(rank, 1, draw.k, draw.n)
-
-
-def _total(draw: Draw) -> torch.Tensor:
-    parts = [_x(draw, rank).double() @ _w(draw, rank).double() for rank in range(draw.world)]
-    return torch.stack(parts).sum(0)
-
-
-def _exchanged(draw: Draw, rank: int, of: Callable[[int], torch.Tensor]) -> torch.Tensor:
-    """The rows of every rank's tensor that are for this rank."""
-    return torch.cat(
-        [
-            torch.split(of(source).double(), draw.splits[source])[rank]
-            for source in range(draw.world)
-        ]
-    )
-
-
-def _gathered(draw: Draw) -> torch.Tensor:
-    return torch.cat([_shard(draw, rank).double() for rank in range(draw.world)])
-
-
-register(
-    Subject(
-        "all_gather_matmul",
-        lambda d, rank, group, schedule: all_gather_matmul(
-            d.there(_shard(d, rank)), d.there(_w(d, rank)), group=group, schedule=schedule
-        ),
-        lambda d, rank: _gathered(d) @ _w(d, rank).double(),
-    )
-)
-register(
-    Subject(
-        "matmul_reduce_scatter",
-        lambda d, rank, group, schedule: matmul_reduce_scatter(
-            d.there(_x(d, rank)), d.there(_w(d, rank)), group=group, schedule=schedule
-        ),
-        lambda d, rank: _total(d).tensor_split(d.world)[rank],
-    )
-)
-register(
-    Subject(
-        "matmul_all_reduce",
-        lambda d, rank, group, schedule: matmul_all_reduce(
-            d.there(_x(d, rank)), d.there(_w(d, rank)), group=group, schedule=schedule
-        ),
-        lambda d, rank: _total(d),
-    )
-)
-register(
-    Subject(
-        "all_to_all_matmul",
-        lambda d, rank, group, schedule: all_to_all_matmul(
-            d.there(_routed(d, rank)),
-            d.there(_w(d, rank)),
-            d.splits[rank],
-            d.received(rank),
-            group=group,
-            schedule=schedule,
-        ),
-        lambda d, rank: _exchanged(d, rank, lambda r: _routed(d, r)) @ _w(d, rank).double(),
-    )
-)
-register(
-    Subject(
-        "matmul_all_to_all",
-        lambda d, rank, group, schedule: matmul_all_to_all(
-            d.there(_routed(d, rank)),
-            d.there(_w(d, rank)),
-            d.splits[rank],
-            d.received(rank),
-            group=group,
-            schedule=schedule,
-        ),
-        lambda d, rank: _exchanged(d, rank, lambda r: _routed(d, r).double() @ _w(d, r).double()),
-    )
-)
-
-
-def _bags(draw: Draw, rank: int) -> tuple[list[torch.Tensor], ...]:
-    """The tables, indices and offsets of a rank."""
-    tables, indices, offsets = [], [], []
-    for place in range(1 + (draw.seed + rank) % 3):
-        rows, columns = 1 + 7 * place, (1, 8, 37)[(draw.seed + place) % 3]
-        tables.append(draw.values(rank, place, rows, columns))
-        indices.append(torch.arange(draw.m) % rows)
-        offsets.append(torch.arange(draw.m) // 2 * 2)
-    return tables, indices, offsets
-
-
-def _pooled(draw: Draw, rank: int) -> torch.Tensor:
-    found = [torch.zeros(draw.m, 0, dtype=torch.float64)]
-    for table, index, offset in zip(*_bags(draw, rank), strict=True):
-        if draw.m:
-            found.append(embedding_bag(index, table.double(), offset, mode="sum"))
-        else:
-            found.append(table.double()[:0])
-    return torch.cat(found, 1)
-
-
-def _looked_up(draw: Draw, rank: int) -> torch.Tensor:
-    whole = torch.cat([_pooled(draw, source) for source in range(draw.world)], 1)
-    return whole.tensor_split(draw.world)[rank]
-
-
-register(
-    Subject(
-        "embedding_all_to_all",
-        lambda d, rank, group, schedule: embedding_all_to_all(
-            *([d.there(t) for t in some] for some in _bags(d, rank)),
-            group=group,
-            schedule=schedule,
-        ),
-        _looked_up,
-        dtypes=(torch.float32, torch.bfloat16, torch.float16),
-        schedules=lambda world: ("auto", "in-kernel:3", "serial@dma", "hetero-unfused-1d@cores"),
-    )
-)
-
-
-# -- collectives -----------------------------------------------------------------------------------
-
-
-def _collective(name: str, call: Callable[..., Any], expected: Callable[..., Any]) -> None:
-    """schedules: the engine, and whether the call is in the background."""
-
-    def run(d: Draw, rank: int, group: dist.ProcessGroup | None, way: str) -> torch.Tensor:
-        engine, _, background = way.partition(" ")
-        made = call(d, rank, group, engine, bool(background))
-        return made.wait() if background else made  # type: ignore[no-any-return]
-
-    ways = ("dma", "cores", "dma background", "cores background")
-    register(Subject(name, run, expected, schedules=lambda world: ways, collective=True))
-
-
-_collective(
-    "all_gather",
-    lambda d, r, group, engine, later: collectives.all_gather(
-        _x(d, r), group=group, engine=engine, async_op=later
-    ),
-    lambda d, r: torch.cat([_x(d, source).double() for source in range(d.world)]),
-)
-_collective(
-    "all_reduce",
-    lambda d, r, group, engine, later: collectives.all_reduce(
-        _x(d, r), group=group, engine=engine, async_op=later
-    ),
-    lambda d, r: torch.stack([_x(d, source).double() for source in range(d.world)]).sum(0),
-)
-_collective(
-    "all_to_all",
-    lambda d, r, group, engine, later: collectives.all_to_all(
-        _routed(d, r), d.splits[r], d.received(r), group=group, engine=engine, async_op=later
-    ),
-    lambda d, r: _exchanged(d, r, lambda source: _routed(d, source)),
-)
-_collective(
-    "broadcast",
-    lambda d, r, group, engine, later: collectives.broadcast(
-        _x(d, r), d.root, group=group, engine=engine, async_op=later
-    ),
-    lambda d, r: _x(d, d.root).double(),
-)
