@@ -13,6 +13,7 @@ from mutants import captured_call
 from ranks import tell
 
 import weft
+from weft.loom.library import loaded
 from weft.fabric.device import symmetric
 
 SIZES = (24, 6, 12)
@@ -144,6 +145,25 @@ def killed(when: str):
     spent = time.monotonic() - began
     usable()
     return told, spent
+
+
+def device_fails():
+    """The device of the last rank fails in a known call. What each rank is told by `weft.check` and
+    by the calls after it."""
+    right(2)
+    failing = dist.get_rank() == dist.get_world_size() - 1
+    dist.barrier()
+    if failing:
+        loaded().calls.loom_inject_failure(b"a unit burnt out")
+    began = time.monotonic()
+    told = []
+    for action in (lambda: gathers(3), weft.check, lambda: gathers(4), lambda: gathers(4)):
+        try:
+            told.append(error_of(action))
+        except RuntimeError as error:  # torch's own, of the device that has failed
+            told.append(("device", str(error)))
+        time.sleep(0.1)
+    return told, time.monotonic() - began
 
 
 def killed_in_rendezvous(opened: bool):

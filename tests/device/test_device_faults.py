@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 from device_calls import (
     changes_columns,
+    device_fails,
     disagrees,
     killed,
     killed_in_rendezvous,
@@ -55,6 +56,19 @@ def test_a_peer_that_dies_while_its_memory_is_waited_for(spoiled_loom, opened):
         told, spent = outcome.value
         assert all(kind == "PeerLost" and "rank 2" in text for kind, text in told), told
         assert spent < 10
+
+
+def test_a_device_that_fails(spoiled_loom):
+    """Its peers name its rank; its own process is told by a weft.Error, and has no thread that died
+    with a traceback."""
+    (told, spent), (own, _) = spoiled_loom(2).run(device_fails)
+    # Its kernel failed, so what the peer needed of it may have been there already.
+    assert told[-1][0] == "PeerLost", told
+    assert "rank 1" in told[-1][1]
+    assert spent < 10
+    assert own[-1][0] == "Error"
+    assert "the device of rank 1 has failed" in own[-1][1]
+    assert "a unit burnt out" in own[-1][1]
 
 
 @pytest.mark.parametrize("known", [False, True], ids=["first", "known"])

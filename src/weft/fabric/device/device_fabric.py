@@ -262,6 +262,14 @@ class DeviceFabric:
             self.board.fail(max(1, self.number))
             self.watchdog.release_all()
 
+    def device_failed(self, error: RuntimeError) -> None:
+        """The device itself has failed: nothing of it can be released or waited for any more."""
+        if self.broken is None:
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            text = f"the device of rank {self.rank} has failed in call {self.number}: {reason}"
+            self.broken = Error(f"{text}; start the process again")
+            self.board.fail(max(1, self.number))
+
     def check(self, synchronize: bool) -> None:
         """Raises the error of a call that has ended."""
         if synchronize:

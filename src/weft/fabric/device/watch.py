@@ -98,7 +98,11 @@ class Watchdog:
                 self._wake.clear()
                 if not self._calls:
                     self._wake.wait(_LOOK_AT_GRAPHS if self._graph_words else None)
-            self.look()
+            try:
+                self.look()
+            except RuntimeError as error:
+                self._fabric.device_failed(error)
+                return
             before, first = first, self._calls[0] if self._calls else None
             nap = min(2 * nap, _LOOK_LONG) if first is before else _LOOK
             time.sleep(nap)
