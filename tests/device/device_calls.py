@@ -13,8 +13,8 @@ from mutants import captured_call
 from ranks import tell
 
 import weft
-from weft.loom.library import loaded
 from weft.fabric.device import symmetric
+from weft.loom.library import loaded
 
 SIZES = (24, 6, 12)
 
@@ -157,7 +157,7 @@ def device_fails():
         loaded().calls.loom_inject_failure(b"a unit burnt out")
     began = time.monotonic()
     told = []
-    for action in (lambda: gathers(3), weft.check, lambda: gathers(4), lambda: gathers(4)):
+    for action in (lambda: gathers(3), weft.check, lambda: gathers(4), weft.check):
         try:
             told.append(error_of(action))
         except RuntimeError as error:  # torch's own, of the device that has failed

@@ -272,7 +272,7 @@ class DeviceFabric:
 
     def check(self, synchronize: bool) -> None:
         """Raises the error of a call that has ended."""
-        if synchronize:
+        if synchronize and self.broken is None:
             torch.accelerator.synchronize(self.device)
             self.watchdog.look()
         if self.broken is not None:
