@@ -3,6 +3,8 @@ the device stays usable."""
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from device_calls import (
     changes_columns,
@@ -66,9 +68,9 @@ def test_a_device_that_fails(spoiled_loom):
     assert told[-1][0] == "PeerLost", told
     assert "rank 1" in told[-1][1]
     assert spent < 10
-    assert own[-1][0] == "Error"
-    assert "the device of rank 1 has failed" in own[-1][1]
-    assert "a unit burnt out" in own[-1][1]
+    # The watchdog sees it, or the call that was being enqueued.
+    assert own[-1][0] in ("Error", "PeerLost"), own
+    assert re.search("rank 1 (has )?failed in call .*a unit burnt out", own[-1][1]), own
 
 
 @pytest.mark.parametrize("known", [False, True], ids=["first", "known"])
