@@ -31,7 +31,7 @@ from weft.operation import find
 OPERATORS = ("all_gather_matmul", "matmul_reduce_scatter")
 SHAPE = (2048, 1024, 2048)
 WORLD = 2
-REPEAT = 9
+REPEAT = 15
 SERIAL, ADAPTIVE = "serial@dma", "adaptive@dma"
 DEVICES = ("cpu", "loom")
 

@@ -26,7 +26,9 @@ GPU_TILE = 128
 class Rates(NamedTuple):
     """What decides when chunks arrive and GEMMs end: bytes per second of a link and of memory,
     operations per second of a GEMM, the seconds that a copy and a launch cost by themselves, and
-    the tiles that a GEMM is made of: how many at once, and their rows and columns."""
+    the tiles that a GEMM is made of: how many at once, and their rows and columns. loads_ahead:
+    whether a GEMM loads its operands while it computes, as on a GPU. On a CPU it does not, so that
+    every piece pays for the whole weight."""
 
     link: float
     flops: float
@@ -35,13 +37,15 @@ class Rates(NamedTuple):
     launch: float = 5e-6
     units: int = 1
     tile: int = 64
+    loads_ahead: bool = True
 
     def seconds(self, plan: Plan, task: AnyTask) -> float:
         """The expected time of a task."""
         if isinstance(task, Copy):
             return self.latency + plan.num_bytes(task.source) / self.link
         if isinstance(task, Matmul):
-            return self.launch + max(self._computing(task), self._touching(plan, task))
+            parts = self._computing(task), self._touching(plan, task)
+            return self.launch + (max(parts) if self.loads_ahead else sum(parts))
         if isinstance(task, Tiles):
             return self.launch + task.num_flops / self.flops
         return self.launch + self._touching(plan, task)

@@ -10,8 +10,12 @@ import torch
 from weft.plan.planned import GPU_TILE, Rates
 
 _SIDE = 768
-_BYTES = 1 << 22
+_BYTES = 1 << 26
+"""More than caches hold."""
 _ROUNDS = 3
+_CPU_TILE = 32
+"""The rows and columns below which a product on a CPU, which an emulated device is, gets no
+cheaper."""
 
 
 def measured(device: torch.device) -> Rates:
@@ -27,7 +31,9 @@ def measured(device: torch.device) -> Rates:
     copy, multiply = max(copy, 1e-9), max(multiply, 1e-9)
     rates = Rates(_BYTES / copy, 2 * _SIDE**3 / multiply, 2 * _BYTES / copy, launch, launch)
     units = _units(device)
-    return rates if units is None else rates._replace(units=units, tile=GPU_TILE)
+    if units is None:
+        return rates._replace(tile=_CPU_TILE, loads_ahead=False)
+    return rates._replace(units=units, tile=GPU_TILE)
 
 
 def _units(device: torch.device) -> int | None:
