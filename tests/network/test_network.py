@@ -231,7 +231,7 @@ def test_torchrun(on_hosts, tmp_path):
             )
         )
     try:
-        said = [process.communicate(timeout=60)[0] for process in processes]
+        said = [process.communicate(timeout=240)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()

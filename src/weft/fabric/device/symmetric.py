@@ -9,6 +9,7 @@ a program that needs more gets a larger slab.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,6 +26,8 @@ ALIGNMENT = 256
 _LEAST = 1 << 20
 _LOOK = 0.2
 """Seconds between two looks at peers that are waited for."""
+_SEEN_WITHIN = 1.0
+"""Seconds in which a peer that died is seen to have, once its memory is missing."""
 
 
 class Slab:
@@ -87,7 +90,10 @@ def _meet(own: torch.Tensor, group: dist.ProcessGroup, look_after: Callable[[], 
         if thread.is_alive():
             look_after()
     if isinstance(made[0], RuntimeError):
-        look_after()  # a lost peer is the better reason
+        until = time.monotonic() + _SEEN_WITHIN
+        while time.monotonic() < until:
+            look_after()  # a lost peer is the better reason
+            time.sleep(_LOOK)
         raise Unsupported(f"the devices of this group cannot see each other's memory: {made[0]}")
     return made[0]
 
