@@ -131,15 +131,18 @@ void leave(Block* block) {
   heap().leaving.push_back(block);
 }
 
-Block* find(Heap& h, Stream* stream, size_t bytes) {
-  if (!stream->capture) {
-    auto idle = h.idle.find({stream, bytes});
-    if (idle != h.idle.end() && !idle->second.empty()) {
-      auto* block = idle->second.back();
-      idle->second.pop_back();
-      return block;
-    }
-  }
+// A block that was freed on this stream; null if there is none.
+Block* take_idle(Heap& h, Stream* stream, size_t bytes) {
+  if (stream->capture) return nullptr;
+  auto idle = h.idle.find({stream, bytes});
+  if (idle == h.idle.end() || idle->second.empty()) return nullptr;
+  auto* block = idle->second.back();
+  idle->second.pop_back();
+  return block;
+}
+
+// A block that no stream uses; null if there is no room.
+Block* take_fresh(Heap& h, Stream* stream, size_t bytes) {
   const size_t offset = take_extent(h, bytes);
   if (!offset) return nullptr;
   auto* block = new Block;
@@ -202,9 +205,9 @@ void* allocate(size_t bytes, int device, Stream* stream) {
     bool fresh;
     {
       std::lock_guard guard(h.lock);
-      const auto reserved = h.stats.reserved;
-      block = find(h, stream, size);
-      fresh = h.stats.reserved != reserved;
+      block = take_idle(h, stream, size);
+      fresh = !block;
+      if (fresh) block = take_fresh(h, stream, size);
       if (block) {
         block->requested = bytes;
         h.live[block->offset] = block;

@@ -7,11 +7,12 @@ from __future__ import annotations
 import json
 import os
 import socket
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
@@ -97,6 +98,8 @@ def opening(group: dist.ProcessGroup) -> Iterator[None]:
 _openings: WeakKeyDictionary[dist.ProcessGroup, int] = WeakKeyDictionary()
 """The number of the attempt to open a fabric that is under way."""
 
+T = TypeVar("T")
+
 LOOK = 0.2
 """Seconds between two looks at ranks that are missing."""
 
@@ -137,6 +140,27 @@ def exchange(
             time.sleep(pause)
             pause = min(pause * 1.5, 0.02)
         return [json.loads(store.get(key)) for key in keys.values()]
+
+
+def watched(make: Callable[[], T], look: Callable[[], None]) -> T | RuntimeError:
+    """What `make` returns, or the RuntimeError that it raises. look: called meanwhile; raises if a
+    peer is lost. torch cannot be stopped while it waits for peers, so a thread does, and ends by
+    itself if a peer is lost."""
+    made: list[T | RuntimeError] = []
+
+    def run() -> None:
+        try:
+            made.append(make())
+        except RuntimeError as error:
+            made.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(LOOK)
+        if thread.is_alive():
+            look()
+    return made[0]
 
 
 def look_after(group: dist.ProcessGroup, missing: Sequence[int]) -> None:

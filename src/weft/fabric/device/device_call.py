@@ -113,7 +113,7 @@ class DeviceCall:
         if ahead and differing(headers, [headers[0].signature] * len(headers)):
             raise Mismatch(
                 f"{listed(ahead)} repeated the last sizes in call {self.number} of {self.label}, "
-                f"but a peer has others; set WEFT_AGREE=each if the sizes of "
+                "but a peer has others; set WEFT_AGREE=each if the sizes of "
                 "single ranks change between calls"
             )
         return found

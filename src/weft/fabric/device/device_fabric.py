@@ -88,7 +88,7 @@ class DeviceFabric:
 
     def _look_after_host(self) -> None:
         """Raises if a peer is lost, before this fabric is open."""
-        state = self.host.native.wait_released(self.host.number + 1, 0) if self.peers else (OK, -1)
+        state = self._host_state()
         if state[0] not in (OK, AGAIN, TIMEOUT):
             doing = f"the first call on {self.device.type}"
             raise self.host.failure(state, doing, "the memory of its peers")
@@ -231,16 +231,20 @@ class DeviceFabric:
     def peer_state(self) -> Outcome:
         """The outcome if a peer was lost or gave up, otherwise OK. A rank that died is named before
         those that gave up because of it."""
-        outcome: Outcome = (OK, -1)
-        if self.world > 1:
-            # With a deadline in the past this does not wait: it only returns the peers' state.
-            outcome = self.host.native.wait_released(self.host.number + 1, 0)
+        outcome = self._host_state()
         if outcome[0] == PEER_LEFT and self.board.ended(outcome[1]) >= self.watchdog.last:
             outcome = (OK, -1)  # it left after the last call, as ranks do
         if outcome[0] not in (OK, AGAIN, TIMEOUT):
             return outcome
         failed = self.board.failed()
         return (OK, -1) if failed is None else (PEER_FAILED, failed[0])
+
+    def _host_state(self) -> Outcome:
+        """What the host fabric knows of the peers."""
+        if self.world == 1:
+            return OK, -1
+        # With a deadline in the past this does not wait: it only returns the peers' state.
+        return self.host.native.wait_released(self.host.number + 1, 0)
 
     def failure(self, outcome: Outcome, doing: str, waiting_for: str) -> Error:
         where = f"in call {self.number} ({doing}) on {self.device.type}"
@@ -256,19 +260,19 @@ class DeviceFabric:
         self.give_up(error)
         return error
 
-    def give_up(self, error: Error) -> None:
+    def give_up(self, error: Error, release: bool = True) -> None:
+        """Ends the group. release: whether waits on the device are released."""
         if self.broken is None:
             self.broken = error
             self.board.fail(max(1, self.number))
-            self.watchdog.release_all()
+            if release:
+                self.watchdog.release_all()
 
     def device_failed(self, error: RuntimeError) -> None:
         """The device itself has failed: nothing of it can be released or waited for any more."""
-        if self.broken is None:
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            text = f"the device of rank {self.rank} has failed in call {self.number}: {reason}"
-            self.broken = Error(f"{text}; start the process again")
-            self.board.fail(max(1, self.number))
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        text = f"the device of rank {self.rank} has failed in call {self.number}: {reason}"
+        self.give_up(Error(f"{text}; start the process again"), release=False)
 
     def check(self, synchronize: bool) -> None:
         """Raises the error of a call that has ended."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import cache
 
 import torch
 
@@ -18,6 +19,7 @@ _CPU_TILE = 32
 cheaper."""
 
 
+@cache
 def measured(device: torch.device) -> Rates:
     """The rates of a device with nothing else to do. The link is taken to be as fast as a copy on
     the device: only its ratio to the GEMM matters, and `Fabric.set_link` replaces it."""

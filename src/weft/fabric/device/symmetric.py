@@ -8,7 +8,6 @@ a program that needs more gets a larger slab.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,13 +18,12 @@ import torch.distributed._symmetric_memory as symm_mem
 
 from weft.errors import Unsupported
 from weft.fabric.interface import PeerOutput
+from weft.fabric.rendezvous import LOOK, watched
 
 CAPTURED = 2
 PARTS = 3
 ALIGNMENT = 256
 _LEAST = 1 << 20
-_LOOK = 0.2
-"""Seconds between two looks at peers that are waited for."""
 _SEEN_WITHIN = 1.0
 """Seconds in which a peer that died is seen to have, once its memory is missing."""
 
@@ -73,29 +71,19 @@ class Slab:
 
 def _meet(own: torch.Tensor, group: dist.ProcessGroup, look_after: Callable[[], None]) -> Any:
     """The handle on the memory of all ranks."""
-    made: list[Any] = []
 
-    def make() -> None:
+    def make() -> Any:
         torch.accelerator.set_device_index(own.device.index)
-        try:
-            made.append(symm_mem.rendezvous(own, group))
-        except RuntimeError as error:
-            made.append(error)
+        return symm_mem.rendezvous(own, group)
 
-    # torch cannot be stopped while it waits. If a peer is lost, its thread ends by itself.
-    thread = threading.Thread(target=make, daemon=True)
-    thread.start()
-    while thread.is_alive():
-        thread.join(_LOOK)
-        if thread.is_alive():
-            look_after()
-    if isinstance(made[0], RuntimeError):
+    made = watched(make, look_after)
+    if isinstance(made, RuntimeError):
         until = time.monotonic() + _SEEN_WITHIN
         while time.monotonic() < until:
             look_after()  # a lost peer is the better reason
-            time.sleep(_LOOK)
-        raise Unsupported(f"the devices of this group cannot see each other's memory: {made[0]}")
-    return made[0]
+            time.sleep(LOOK)
+        raise Unsupported(f"the devices of this group cannot see each other's memory: {made}")
+    return made
 
 
 class SymmetricMemory:

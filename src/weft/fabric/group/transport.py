@@ -24,7 +24,7 @@ from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo
 from weft.errors import Unsupported
 from weft.fabric.group.responsive import become_responsive
 from weft.fabric.presence import store_of
-from weft.fabric.rendezvous import LOOK
+from weft.fabric.rendezvous import watched
 
 ABORT_TAG = 2**31 - 1
 _FOREVER = timedelta(days=10_000)
@@ -115,26 +115,15 @@ def open_transport(
         return Transport(group, rank, world)  # e.g. mpi, which connects machines by itself
     # A connection of its own: while gloo waits for a key, others could not use the same one.
     store = store_of(group).clone()
-    made: list[ProcessGroupGloo | RuntimeError] = []
 
-    def make() -> None:
+    def make() -> ProcessGroupGloo:
         # gloo's threads are created by this one and inherit its responsiveness. They have little to
         # do, and while they wait for compute to leave the core, the link is idle.
         become_responsive()
-        try:
-            limit = timedelta(seconds=connect_seconds(deadline) / _CONNECT_WAITS)
-            made.append(ProcessGroupGloo(PrefixStore(name, store), rank, world, limit))
-        except RuntimeError as failure:
-            made.append(failure)
+        limit = timedelta(seconds=connect_seconds(deadline) / _CONNECT_WAITS)
+        return ProcessGroupGloo(PrefixStore(name, store), rank, world, limit)
 
-    # gloo cannot be stopped while it connects. If a peer is lost, its thread ends by itself.
-    thread = threading.Thread(target=make, daemon=True)
-    thread.start()
-    while thread.is_alive():
-        thread.join(LOOK)
-        if thread.is_alive():
-            look_after()
-    own = made[0]
+    own = watched(make, look_after)
     if isinstance(own, RuntimeError):
         raise Unsupported(
             f"has no way over the network to all other ranks ({_short(own)}); see whether its "

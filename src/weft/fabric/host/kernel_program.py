@@ -26,7 +26,7 @@ from weft.fabric.host.product_repeat import (
     SLOTS,
     ManyRowsRepeat,
     ProductRepeat,
-    product_into,
+    make_products,
 )
 from weft.fabric.interface import Disagree
 from weft.fabric.outcomes import DISAGREE, OK, OUTSIDE
@@ -60,10 +60,9 @@ def is_native(plan: Plan) -> bool:
 def _is_summed(task: Tiles, any_rows: bool) -> bool:
     """Whether all products are parts of sums, as native products are, and have few rows, unless
     torch can make them for any number of rows."""
-    return all(
-        (any_rows or not _has_many_rows(task)) and p.c.buffer in ("inbox", "partial")
-        for p in task.parts
-    )
+    if _has_many_rows(task) and not any_rows:
+        return False
+    return all(part.c.buffer in ("inbox", "partial") for part in task.parts)
 
 
 def _has_many_rows(task: AnyTask) -> bool:
@@ -151,12 +150,14 @@ class KernelFlight:
         )
 
     def end(self) -> Ended:
-        program, run, lane = self._program, self._run, self._program.lane
+        program, run, tensors = self._program, self._run, self._tensors
+        lane = program.lane
         outcome = run.go()
         while outcome[0] not in (OK, DISAGREE):
             at = run.at
             if outcome[0] == OUTSIDE:
-                self._multiply(cast(Tiles, lane[at]))
+                parts, own = cast(Tiles, lane[at]).parts, tensors["partial"]
+                make_products(program, self._call, parts, tensors["x"], tensors["w"], own)
                 outcome = run.go()
             else:
                 label = lane[at].label if at < len(lane) else "the end of the call"
@@ -172,19 +173,6 @@ class KernelFlight:
             for task, (start, end) in zip(program.lane, run.spans, strict=True)
         ]
         return Ended(Timeline(tuple(spans), str(plan.schedule)))
-
-    def _multiply(self, task: Tiles) -> None:
-        """Makes the products of a task with torch."""
-        program, tensors = self._program, self._tensors
-        x, w = tensors["x"], tensors["w"]
-        for part in task.parts:
-            c = part.c
-            if c.rank == program.fabric.rank:
-                target = tensors[c.buffer]
-            else:
-                target = program.peer_tensor(self._call, c)
-            target = target[c.row : c.row + c.rows, c.column : c.column + c.columns]
-            product_into(x, w[:, part.b.column : part.b.column + part.b.columns], target)
 
     def cancel(self) -> None:
         """Does nothing: when `end` has raised, the kernel has stopped."""

@@ -9,7 +9,7 @@ is stored into the memory of the owner.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,7 +21,7 @@ from weft.fabric.host.process_call import break_off
 from weft.fabric.interface import PeerOutput
 from weft.fabric.outcomes import DISAGREE, OK, OUTSIDE, Outcome
 from weft.fabric.proposal import Proposal
-from weft.plan.tasks import Tiles
+from weft.plan.tasks import Part, Tiles
 
 if TYPE_CHECKING:
     from weft.fabric.host.kernel_program import KernelProgram
@@ -124,26 +124,33 @@ class ManyRowsRepeat(ProductRepeat):
         return None, _UNUSED
 
     def _go_on(self, outcome: Outcome, call: int, x: torch.Tensor, w: torch.Tensor) -> Outcome:
-        native, program, rank = self._native, self._program, self._fabric.rank
+        native = self._native
         rows = x if x.dim() == 2 else x.view(self._rows, -1)
         for parts in self._parts:
             if outcome[0] != OUTSIDE:
                 outcome = super()._go_on(outcome, call, x, w)
                 if outcome[0] != OUTSIDE:
                     return outcome
-            for part in parts:
-                c, b = part.c, part.b
-                target = self._own if c.rank == rank else program.peer_tensor(call, c)
-                if c.columns != target.shape[1] or c.rows != target.shape[0]:
-                    target = target[c.row : c.row + c.rows, c.column : c.column + c.columns]
-                product_into(rows, w.narrow(1, b.column, b.columns), target)
+            make_products(self._program, call, parts, rows, w, self._own)
             outcome = native.go()
         return outcome if outcome[0] == OK else super()._go_on(outcome, call, x, w)
 
 
-def product_into(x: torch.Tensor, w: torch.Tensor, target: torch.Tensor) -> None:
-    """target = x @ w."""
-    if x.shape[1]:
-        torch.mm(x, w, out=target)
-    else:
-        target.zero_()
+def make_products(
+    program: KernelProgram,
+    call: int,
+    parts: Sequence[Part],
+    x: torch.Tensor,
+    w: torch.Tensor,
+    own: torch.Tensor,
+) -> None:
+    """Makes products with torch: into `own`, or into the memory of the peer that adds them."""
+    for part in parts:
+        c, b = part.c, part.b
+        target = own if c.rank == program.fabric.rank else program.peer_tensor(call, c)
+        if c.columns != target.shape[1] or c.rows != target.shape[0]:
+            target = target[c.row : c.row + c.rows, c.column : c.column + c.columns]
+        if x.shape[1]:
+            torch.mm(x, w.narrow(1, b.column, b.columns), out=target)
+        else:
+            target.zero_()

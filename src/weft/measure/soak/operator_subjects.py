@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.nn.functional import embedding_bag
 
@@ -18,6 +20,12 @@ from weft.ops.matmul_reduce_scatter import matmul_reduce_scatter
 def _total(draw: Draw) -> torch.Tensor:
     parts = [draw.x(rank).double() @ draw.w(rank).double() for rank in range(draw.world)]
     return torch.stack(parts).sum(0)
+
+
+def _routed(draw: Draw, rank: int) -> tuple[Any, ...]:
+    """The operands and splits of an exchange with a product."""
+    x, w = draw.there(draw.routed(rank)), draw.there(draw.w(rank))
+    return x, w, draw.splits[rank], draw.received(rank)
 
 
 def _gathered(draw: Draw) -> torch.Tensor:
@@ -55,12 +63,7 @@ register(
     Subject(
         "all_to_all_matmul",
         lambda d, rank, group, schedule: all_to_all_matmul(
-            d.there(d.routed(rank)),
-            d.there(d.w(rank)),
-            d.splits[rank],
-            d.received(rank),
-            group=group,
-            schedule=schedule,
+            *_routed(d, rank), group=group, schedule=schedule
         ),
         lambda d, rank: d.exchanged(rank, d.routed) @ d.w(rank).double(),
     )
@@ -69,12 +72,7 @@ register(
     Subject(
         "matmul_all_to_all",
         lambda d, rank, group, schedule: matmul_all_to_all(
-            d.there(d.routed(rank)),
-            d.there(d.w(rank)),
-            d.splits[rank],
-            d.received(rank),
-            group=group,
-            schedule=schedule,
+            *_routed(d, rank), group=group, schedule=schedule
         ),
         lambda d, rank: d.exchanged(rank, lambda r: d.routed(r).double() @ d.w(r).double()),
     )
