@@ -56,7 +56,13 @@ def options(*parts: str) -> str:
 
 def sanitizers(logs: Path) -> dict[str, Sanitizer]:
     log = f"log_path={logs}/report"
-    asan = ("abort_on_error=0", "detect_stack_use_after_return=0", log)
+    asan = (
+        "abort_on_error=0",
+        "detect_stack_use_after_return=0",
+        "quarantine_size_mb=16",  # of every rank; by default 256, and there are many ranks
+        "malloc_context_size=8",
+        log,
+    )
     ubsan = options("print_stacktrace=1", log)
     tsan = (
         "halt_on_error=1",
@@ -144,6 +150,7 @@ def check(sanitizer: Sanitizer, folder: Path, logs: Path, arguments: list[str]) 
     # Beside the C++ library: the runtime looks for its exceptions when the process starts.
     environment["LD_PRELOAD"] = f"{library(sanitizer.library)} {library('libstdc++.so.6')}"
     environment["PYTHONMALLOC"] = "malloc"  # so that every object of Python is its own block
+    environment["WEFT_TEST_POOLS"] = "3"  # a rank takes several times as much memory
     command = [python, "-m", "pytest", "-p", "no:cacheprovider", *(arguments or SUITES)]
     command += [f"--deselect={test}" for test in MEASURED]
     began = time.monotonic()
