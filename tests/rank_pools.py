@@ -41,6 +41,9 @@ DEADLINE = 20.0
 Environment = Mapping[str, "str | tuple[str, ...]"]
 """Variables of all ranks; where the value is a tuple, of each in turn."""
 
+PATIENCE = float(os.environ.get("WEFT_TEST_PATIENCE", "1"))
+"""How many times as long as they say tests wait for ranks, which a sanitizer makes slow."""
+
 POOLS = int(os.environ.get("WEFT_TEST_POOLS", "100"))
 """How many pools wait for the next test at most; under a sanitizer, a rank takes much memory."""
 
@@ -107,7 +110,7 @@ class Job:
         )
 
     def _receive(self, enough: Callable[[], bool], within: float) -> None:
-        until = time.monotonic() + within
+        until = time.monotonic() + within * PATIENCE
         while not enough():
             ready = wait(list(self._waiting), timeout=max(0.0, until - time.monotonic()))
             if not ready:

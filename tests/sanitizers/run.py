@@ -151,6 +151,7 @@ def check(sanitizer: Sanitizer, folder: Path, logs: Path, arguments: list[str]) 
     environment["LD_PRELOAD"] = f"{library(sanitizer.library)} {library('libstdc++.so.6')}"
     environment["PYTHONMALLOC"] = "malloc"  # so that every object of Python is its own block
     environment["WEFT_TEST_POOLS"] = "3"  # a rank takes several times as much memory
+    environment["WEFT_TEST_PATIENCE"] = "5"
     command = [python, "-m", "pytest", "-p", "no:cacheprovider", *(arguments or SUITES)]
     command += [f"--deselect={test}" for test in MEASURED]
     began = time.monotonic()
