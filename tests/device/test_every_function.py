@@ -60,7 +60,6 @@ def gradients_of_gathered_rows() -> bool:
     z = torch.ones(2 * world, 3, device="loom", requires_grad=True)
     y, received = weft.all_to_all_matmul(z, w, [2] * world, [2] * world, return_gathered=True)
     (y.sum() + received.sum()).backward()
-    assert x.grad is not None and z.grad is not None
     return torch.equal(x.grad.cpu(), expected) and bool((z.grad.cpu() == 5).all())
 
 
