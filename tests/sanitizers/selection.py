@@ -1,8 +1,9 @@
 """Which cases run under a sanitizer, as a plugin of pytest; WEFT_SANITIZE=all takes all of them.
 
-A test that runs on every fabric with several numbers of ranks does so with one of them: what differs
-between worlds is how often native code runs, not which. The emulated device is left out: its library
-links torch and is built elsewhere, without a sanitizer; `native/tests/loom` has its runtime.
+A test that runs on every fabric with several numbers of ranks does so with one of them: what
+differs between worlds is how often native code runs, not which. The emulated device is left out:
+its library links torch and is built elsewhere, without a sanitizer; `native/tests/loom` has its
+runtime.
 """
 
 from __future__ import annotations
