@@ -109,7 +109,7 @@ def all_cases():
 
 def test_what_is_left_runs_as_wefts_own(ranks):
     for found in ranks(2).run(all_cases, within=120):
-        for (name, dynamic), (misses, code) in found.items():
+        for (name, _), (misses, code) in found.items():
             if name in REPLACED:
                 ran = dict.fromkeys((m.node, m.operator) for m in misses)  # it may have two reasons
                 assert [operator for _, operator in ran] == REPLACED[name][1], (name, misses)
