@@ -61,15 +61,10 @@ REPLACED = {
     "exchange": (exchanged, ["all_to_all"]),
     "coalesced": (coalesced, ["all_reduce", "reduce_scatter", "all_gather"]),
     "integers": (lambda x: functional.all_reduce(x.long(), "sum", world()), ["all_reduce"]),
+    "truths": (lambda x: functional.all_reduce(x > 0, "sum", world()), ["all_reduce"]),
     "halves": (lambda x: functional.all_reduce(x.bfloat16(), "sum", world()), ["all_reduce"]),
 }
-KEPT = {
-    "background": (background, "it runs in the background"),
-    "no such reduction": (
-        lambda x: functional.all_reduce(x.long() > 0, "sum", world()),
-        "weft cannot reduce them",
-    ),
-}
+KEPT = {"background": (background, "it runs in the background")}
 
 
 def compiled(function, dynamic):
@@ -152,3 +147,19 @@ def gradients():
 
 def test_graphs_of_gradients(ranks):
     assert ranks(2).run(gradients) == [["all_reduce"] * 2] * 2
+
+
+def irreducible():
+    """Numbers that weft's collectives do not add."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    x = torch.ones(4, dtype=torch.complex64)
+    graph = make_fx(lambda x: functional.all_reduce(x, "sum", world()), tracing_mode="fake")(x)
+    return [str(miss) for miss in weft.nn.overlap_pass(graph).near_misses]
+
+
+def test_what_weft_cannot_reduce_stays_with_torch(ranks):
+    for (text,) in ranks(2).run(irreducible):
+        assert text.endswith(
+            "torch's is kept: weft cannot reduce them: complex64 has no reduction 'sum' here"
+        )
