@@ -138,6 +138,9 @@ LOOM_EXPORT int loom_sleep(void* s, uint64_t nanoseconds) {  // a kernel that ta
     issue(vendor::stream(s), std::move(op));
   });
 }
+LOOM_EXPORT int loom_launch(void* s, const char* name, Function function, uint64_t number) {
+  return tried([&] { launch(vendor::stream(s), name, function, number); });
+}
 LOOM_EXPORT uint64_t loom_read_word(void* word) {
   return __atomic_load_n(reinterpret_cast<uint32_t*>(readable(word)), __ATOMIC_ACQUIRE);
 }
