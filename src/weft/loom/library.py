@@ -51,6 +51,7 @@ _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
     "loom_kernel_touched": (None, (c_void_p, c_uint64, c_uint64, c_uint64, c_int)),
     "loom_kernel_saw": (None, (c_void_p, c_uint64)),
     "loom_readable": (c_void_p, (c_void_p,)),
+    "loom_spin": (c_int, (c_void_p, c_void_p, c_void_p, c_uint64)),
     "loom_read_word": (c_uint64, (c_void_p,)),
     "loom_write_word": (None, (c_void_p, c_uint32)),
     "loom_rank_of": (c_int, (c_void_p,)),
