@@ -234,6 +234,7 @@ struct Status {
 };
 Status& status(int rank);
 int lost_rank();  // of the session, one whose process is no more; else -1
+int killed_rank();  // of the session, one whose process ended without leaving it; else -1
 int standstills();
 bool all_stuck(int before);  // no rank of the session can go on; before: standstills() at the start
 void host_blocks(bool blocks);

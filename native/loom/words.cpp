@@ -80,7 +80,12 @@ bool until_word(const Op& op, Compare compare, uint64_t value) {
       if (now - lost < kGrace) continue;
       fail("rank " + std::to_string(dead) + " has ended while " + describe(op, compare, value));
     } else if (all_stuck(before)) {
-      fail("no rank can go on: " + describe(op, compare, value));
+      // A process that was killed counts as ended before its last thread is gone, which is what
+      // lost_peer() waits for.
+      const int ended = killed_rank();
+      fail((ended < 0 ? "no rank can go on: "
+                      : "rank " + std::to_string(ended) + " has ended while ") +
+           describe(op, compare, value));
     } else if (config().deadline > 0 && now - started > config().deadline * kSecond) {
       fail("the deadline passed while " + describe(op, compare, value));
     }
