@@ -86,7 +86,7 @@ def _arguments(signature: inspect.Signature) -> list[str]:
 
 
 def _argument(one: inspect.Parameter) -> str:
-    stars = {one.VAR_POSITIONAL: "*", one.VAR_KEYWORD: "**"}.get(one.kind, "")
+    stars = "*" * ((one.kind is one.VAR_POSITIONAL) + 2 * (one.kind is one.VAR_KEYWORD))
     told = "" if one.annotation is one.empty else f": {_written(one.annotation)}"
     if one.default is one.empty:
         return f"{stars}{one.name}{told}"

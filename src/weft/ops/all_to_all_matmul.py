@@ -141,7 +141,8 @@ def all_to_all_matmul(
     in_splits, out_splits = as_sizes(in_splits), as_sizes(out_splits)
     if has_experts(w):
         made = _grouped(x, w, in_splits, out_splits, group, schedule, out, return_gathered)
-        received, ys = made
+        received: Any = made[0]
+        ys = made[1]
         y: Any = ys[0] if isinstance(w, torch.Tensor) else ys
         return (y, received) if return_gathered else y
     if dispatched([x, w], out, [in_splits, out_splits]):
