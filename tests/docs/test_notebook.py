@@ -14,6 +14,8 @@ def _shown(cell: nbformat.NotebookNode) -> list[str]:
     """The lines that a cell prints, in any order of the ranks, and the kinds of what it shows."""
     lines: list[str] = []
     for output in cell.get("outputs", []):
+        if output.get("name") == "stderr":  # what libraries say of the machine
+            continue
         lines += output.get("text", "").splitlines() or sorted(output.get("data", {}))
     return sorted("time" if " ms " in line else line for line in lines)
 

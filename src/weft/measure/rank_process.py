@@ -70,6 +70,7 @@ def main(pipe: Connection) -> None:
         store = join(start.place, start.rank, start.port)
         _prepare(start)
         dist.init_process_group(start.backend, store=store, rank=start.rank, world_size=start.world)
+        dist.barrier()  # a rank that fails at once must not leave others while they connect
         result = function(report, *arguments, **options)
         dist.barrier()
         _flush()
