@@ -13,6 +13,8 @@ namespace {
 constexpr int64_t kSecond = 1'000'000'000;
 constexpr int64_t kGrace = 2 * kSecond;  // between the end of a peer and the failure of a wait
 
+// A word guards what its writer did before: the store releases, and a wait acquires what it finds.
+// `exchange` does both, for its two sides take turns. Nobody sleeps on a word, so no wake-up is lost.
 uint64_t read_word(const char* word, int bytes) {
   if (bytes == 8) return __atomic_load_n(reinterpret_cast<const uint64_t*>(word), __ATOMIC_ACQUIRE);
   return __atomic_load_n(reinterpret_cast<const uint32_t*>(word), __ATOMIC_ACQUIRE);
