@@ -29,7 +29,7 @@ from weft.report.c3_page import (
     write_c3_page,
 )
 from weft.report.cells import Cell
-from weft.report.terminal import table
+from weft.report.terminal_table import table
 from weft.study.c3 import measured, simulated
 from weft.study.c3.cases import KINDS as KINDS_OF_SCENARIO
 from weft.study.c3.findings import Study

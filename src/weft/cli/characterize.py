@@ -11,7 +11,7 @@ from weft.cli.console import Json, console, print_json, progress
 from weft.files import check_target
 from weft.machine import load, names
 from weft.report.characterize_page import HEADERS, rows_of, summary_of, write_characterize_page
-from weft.report.terminal import table
+from weft.report.terminal_table import table
 from weft.study.characterization import characterize as simulate
 from weft.study.characterize_host import characterize_host
 

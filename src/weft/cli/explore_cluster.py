@@ -22,7 +22,7 @@ from weft.report.scaling_page import (
     summary_of,
     write_scaling_page,
 )
-from weft.report.terminal import table
+from weft.report.terminal_table import table
 from weft.report.units import byte_size, duration
 from weft.schedule import Schedule
 from weft.simulate.cluster import CollectiveAnswer, ask

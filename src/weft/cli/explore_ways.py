@@ -15,7 +15,7 @@ from weft.machine import Cluster, load_cluster
 from weft.plan.collective import UNROOTED, find_kind
 from weft.report.collective_report import refused_of, tables_of, verdict, why
 from weft.report.perfetto import write_trace
-from weft.report.terminal import table
+from weft.report.terminal_table import table
 from weft.report.units import byte_size
 from weft.simulate import run
 from weft.simulate.cluster import ask, bound

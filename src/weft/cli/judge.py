@@ -10,7 +10,7 @@ import typer
 from weft.cli.console import Json, console, print_json, progress
 from weft.machine import calibrated, load
 from weft.report.judge_page import judgement_page
-from weft.report.terminal import table
+from weft.report.terminal_table import table
 from weft.study.judge_host import judge_host
 from weft.study.judgement import IN_SET, Judgement, judge
 

@@ -10,7 +10,7 @@ import typer
 
 from weft.cli.console import Json, console, print_json, progress
 from weft.errors import Unsupported, nearest
-from weft.report.terminal import table
+from weft.report.terminal_table import table
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 

@@ -11,9 +11,11 @@ from weft.cli.console import (
     Dtype,
     Inner,
     Json,
+    PerRank,
     Rows,
     TopologyName,
     World,
+    columns_per_rank,
     console,
     dtype_of,
     print_json,
@@ -33,7 +35,8 @@ def register(app: typer.Typer) -> None:
 def command(
     operation: Annotated[str, typer.Argument(help="The operation, e.g. all_gather_matmul.")],
     m: Rows = 2048,
-    n: Columns = 1024,
+    n: Columns = None,
+    n_per_rank: PerRank = None,
     k: Inner = 2048,
     world: World = 2,
     dtype: Dtype = "float32",
@@ -43,7 +46,8 @@ def command(
     json: Json = False,
 ) -> None:
     """Measure every schedule for these sizes, and save the fastest for schedule="auto"."""
-    asked = find(operation).of(m, n, k, world, dtype_of(dtype))
+    columns = columns_per_rank(n, n_per_rank, world)
+    asked = find(operation).of(m, columns, k, world, dtype_of(dtype))
     joined = Link.parse(link, topology_of(topology))
     with progress(f"tuning {asked.label}", quiet=json) as report:
         found = launch(world, _tune, asked, joined, repeat, report=report)[0]
