@@ -15,6 +15,7 @@ from weft.machine import Cluster, load_cluster
 from weft.models.workloads import load_workload
 from weft.report.cells import Cell
 from weft.report.perfetto import write_trace
+from weft.report.run_report import SHARE
 from weft.report.scaling_page import (
     HEADERS,
     nodes_text,
@@ -23,7 +24,7 @@ from weft.report.scaling_page import (
     write_scaling_page,
 )
 from weft.report.terminal_table import table
-from weft.report.units import byte_size, duration
+from weft.report.units import byte_size, duration, share
 from weft.schedule import Schedule
 from weft.simulate.cluster import CollectiveAnswer, ask
 from weft.study.cluster_plans import explore_plans
@@ -100,13 +101,23 @@ def explore_collective(
                     answer.bus_bandwidth / 1e9,
                 ]
             )
-    headers = ("nodes", "devices", "size", "algorithm", "chunks", "time", "bound", "of it", "GB/s")
+    headers = (
+        "nodes",
+        "devices",
+        "size",
+        "algorithm",
+        "chunks",
+        "time",
+        "bound",
+        "x bound",
+        "GB/s",
+    )
     caption = (
         f"{kind} on {cluster.title}, simulated. Sizes are of the gathered result, a rank's input "
         "of a reduce-scatter or all-to-all, or the vector of an all-reduce. The bound is what the "
         "slowest link alone takes; GB/s are bus bandwidth, as nccl-tests counts it."
     )
-    console.print(table(headers, rows, caption=caption, width=console.width))
+    console.print(table(headers, rows, caption=caption, whole=(2, 3, 5, 6), drop=(4, 1, 6)))
     limits = dict.fromkeys(
         f"{some[0].slowest} ({nodes_text(some[0].cluster.nodes)})" for some in answers
     )
@@ -140,14 +151,21 @@ def explore_shape(
             f"serial {one.serial * 1e3:.3f} ms"
         )
         rows: list[list[Cell]] = [
-            [name.name, 1e3 * seconds, f"{one.speedup(seconds):.2f}x", round(one.reached(seconds))]
+            [name.name, 1e3 * seconds, f"{one.speedup(seconds):.2f}x", share(one.reached(seconds))]
             for name, seconds in one.outcomes
         ]
         best = min(range(len(rows)), key=lambda row: one.outcomes[row][1])
-        headers = ("schedule", "ms", "gain", "% of ideal")
-        console.print(table(headers, rows, best=best, width=console.width))
+        headers = ("schedule", "ms", "gain", "share of gain")
+        console.print(table(headers, rows, best=best, caption=SHARE))
         for schedule, reason in one.refused:
             console.print(f"{schedule} is left out: {reason}")
+        name, seconds = one.outcomes[best]
+        where = nodes_text(one.cluster.nodes)
+        console.print(
+            f"Use {name} on {where}: {one.speedup(seconds):.2f}x over serial."
+            if one.speedup(seconds) > 1.01
+            else f"Do not overlap this on {where}: no schedule is faster than serial."
+        )
 
 
 def explore_workload(

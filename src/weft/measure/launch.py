@@ -112,7 +112,7 @@ def _collect(world: int, pipes: dict[Connection, int], report: Report | None) ->
             try:
                 kind, value = ready.recv()
             except EOFError:
-                kind, value = "failed", Error(f"rank {rank} died without a word")
+                kind, value = "failed", Error(f"rank {rank} exited without an error message")
             if kind == "report":
                 if report is not None:
                     report(*value)

@@ -19,7 +19,7 @@ from weft.study.exploration import Exploration, Scenario, ScheduleOutcome
 LOSSES = (
     # loss, label, colour
     ("exposed_communication", "exposed communication", "#e69f00"),
-    ("decomposition", "decomposition", "#009e73"),
+    ("decomposition", "cost of splitting", "#009e73"),
     ("contention", "contention", "#d55e00"),
     ("launch", "launch", "#7d5ba6"),
 )
@@ -235,7 +235,7 @@ def _cell(number: int, scenario: Scenario, schedule: Schedule) -> list[Any]:
     lines = [
         head,
         f"{duration(outcome.seconds)}: {outcome.speedup:.2f}x, "
-        f"{outcome.percent_of_ideal:.0f} % of ideal",
+        f"{outcome.percent_of_ideal:.0f} % of the possible gain",
     ]
     lost = _parts(outcome)
     for key, name in (*((key, name) for key, name, _ in LOSSES), ("hidden", "hidden")):

@@ -173,7 +173,7 @@ def _at_a_glance(page: Page, exploration: Exploration) -> None:
             "scenarios": str(len(scenarios)),
             "largest ideal": f"{ideal:.2f}x",
             "best reached": f"{max(s.best.speedup for s in scenarios):.2f}x",
-            "median of ideal": f"{median:.0f} %",
+            "median share of the possible gain": f"{median:.0f} %",
         }
     )
     spec, height, width = heat_map(exploration)

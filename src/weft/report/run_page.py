@@ -178,7 +178,7 @@ def _recorded(page: Page, arms: Sequence[Arm], ideal: float, prediction: Predict
     )
     page.table(
         ["schedule", "this call", "computing", "copying", "both at once", "exposed copying"],
-        [_where(call.title, call) for call in calls],
+        [where_row(call.title, call) for call in calls],
     )
     page.section(
         "Timelines of these calls",
@@ -188,7 +188,9 @@ def _recorded(page: Page, arms: Sequence[Arm], ideal: float, prediction: Predict
     page.timelines(calls if prediction is None else prediction.timelines(), ideal=ideal)
 
 
-def _where(name: str, timeline: Timeline) -> list[cells.Cell]:
+def where_row(name: str, timeline: Timeline) -> list[cells.Cell]:
+    """Milliseconds of one call, as means over the ranks: in all, computing, copying, both, copying
+    without computing. Waiting is neither."""
     ranks = timeline.ranks
     worked = replace(timeline, spans=tuple(s for s in timeline.spans if s.kind != WAIT))
 

@@ -37,7 +37,7 @@ def table(
 
     ties: rows that are equally good, marked alike. whole: columns of text that must not be broken
     into lines; words never are. drop: columns to leave out, the least important first, until the
-    others fit; the caption names them.
+    others fit, then those from the right; the caption names them.
     """
     columns = cells.columns_of(headers, rows)
     if best is not None or ties:
@@ -88,7 +88,8 @@ class _Fitted:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         room = min(self.width, options.max_width)
         gone: list[int] = []
-        for place in self.drop:
+        others = [place for place in range(len(self.columns) - 1, 0, -1) if place not in self.drop]
+        for place in (*self.drop, *others):
             if _total([column.least for column in self._kept(gone)]) <= room:
                 break
             gone.append(place)

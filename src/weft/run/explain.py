@@ -39,9 +39,9 @@ class Explanation:
             f"  workspace  {self.workspace_bytes / 1e6:.2f} MB",
         ]
         if self.percent_of_ideal is None:
-            lines.append("  of ideal   unknown: call inside `with weft.record():` to find out")
+            lines.append("  overlap    unknown: call inside `with weft.record():` to find out")
         else:
-            lines.append(f"  of ideal   {self.percent_of_ideal:.0f} %")
+            lines.append(f"  overlap    {self.percent_of_ideal:.0f} % of perfect overlap")
         return "\n".join(lines)
 
     def _reason(self) -> str:
