@@ -122,7 +122,7 @@ def test_a_shape_over_two_nodes(weft) -> None:
     assert two["communication_ms"] > one["communication_ms"]
     said = weft("explore", *shape, "--nodes", "2").stdout
     assert "4096x256x1024 bfloat16 on 16 ranks" in said
-    assert "% of ideal" in said
+    assert "share of gain" in said
 
 
 def test_a_cluster_without_compute_says_so(refused: Refused, tmp_path: Path) -> None:

@@ -211,15 +211,13 @@ def explore(
             raise Unsupported("ask about a shape, a --collective or a --workload, one at a time")
         if workload is not None:
             explore_workload(machine, workload, model, nodes, scaling, json, html, trace)
-        elif html is not None:
-            raise Unsupported("there is no page of a collective; use --trace or --json")
         else:
             kind, one_node = str(collective), node_of(machine, nodes, algorithm, chunks)
             if one_node is not None:
-                explore_ways(one_node, kind, size, algorithm, json, trace)
+                explore_ways(one_node, kind, size, algorithm, json, html, trace)
                 return
             explore_collective(
-                machine, kind, size or "256MiB", algorithm, chunks, nodes, json, trace
+                machine, kind, size or "256MiB", algorithm, chunks, nodes, json, html, trace
             )
         return
     if nodes is not None and (captured or not contention):

@@ -81,7 +81,7 @@ def rule_rows(study: Study) -> list[list[cells.Cell]]:
     """One row per rule, under `RULE_HEADERS`."""
     return [
         [
-            rule.question,
+            rule.question.replace("units", "compute units"),
             f"{rule.num_best} of {rule.of}",
             f"{100 * rule.mean_loss:.1f} %",
             f"{100 * rule.worst_loss:.1f} %",

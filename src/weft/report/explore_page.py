@@ -201,6 +201,8 @@ def _closely(scenario: Scenario, timelines: list[Timeline]) -> Callable[[Page], 
                 scenario.best.schedule.name: duration(scenario.best.seconds),
             }
         )
+        if scenario.auto is not None:
+            page.text(f"auto chooses {scenario.auto.outcome.schedule}: {scenario.auto.why}.")
         page.legend({"ideal": IDEAL_COLOUR, **{name: colour for _, name, colour in LOSSES}})
         spec, height = where(scenario)
         page.figure(spec, height=height)

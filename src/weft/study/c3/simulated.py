@@ -127,10 +127,8 @@ def _scenario(machine: Machine, case: C3Case, world: int) -> C3Scenario:
         sweeps,
         (
             _choice("what to launch first", rules.first(machine, operation), launches),
-            _choice(
-                "compute units to reserve", rules.reserve(machine, operation), sweeps["partitioned"]
-            ),
-            _choice("compute units to trim", trim, [*dma, ladder["dma+trimmed"]]),
+            _choice("units to reserve", rules.reserve(machine, operation), sweeps["partitioned"]),
+            _choice("units to trim", trim, [*dma, ladder["dma+trimmed"]]),
             _choice("which strategy", rules.choose(machine, operation), everything),
         ),
     )
