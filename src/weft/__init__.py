@@ -144,13 +144,15 @@ def workspace_bytes(
     """
     from weft.fabric.device.program import needed_bytes
     from weft.operation import find
+    from weft.plan import claims
 
     asked = find(operation).of(m, n, k, world, dtype)
     if schedule == "auto":
         some = [one for one in Schedule.space(asked) if one.fusion != "kernel"]
     else:
         some = [Schedule.parse(schedule) if isinstance(schedule, str) else schedule]
-    return max(needed_bytes(asked.lower(one)) for one in some)
+    plans = [claims.lower(asked, s) if s.fusion == "kernel" else asked.lower(s) for s in some]
+    return max(map(needed_bytes, plans))
 
 
 def configure(

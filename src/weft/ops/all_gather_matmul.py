@@ -32,6 +32,7 @@ from weft.plan.all_gather_matmul import AllGatherMatmul
 from weft.run.call import Tensors
 from weft.run.session import Session
 from weft.schedule import Schedule
+from weft.select.decision import for_gradient
 
 BESIDE = "the shape of x_shard beside gather_dim and K"
 
@@ -256,7 +257,7 @@ def _setup_context(
 ) -> None:
     x, weights, ctx.gather_dim, ctx.group = inputs
     ctx.save_for_backward(x, *weights)
-    ctx.schedule = keyword_only_inputs["schedule"]
+    ctx.schedule = for_gradient(keyword_only_inputs["schedule"])
 
 
 def _backward(ctx: Any, gathered: torch.Tensor | None, ys: list[torch.Tensor]) -> tuple[Any, ...]:

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from weft.run.session import Finished, last_finished
 
+ASKED = "asked for"
+"""The reason of a schedule that the caller named."""
+
 
 @dataclass(frozen=True)
 class Explanation:
@@ -49,7 +52,7 @@ class Explanation:
         differs."""
         if self.asked in ("", self.schedule) or self.asked in self.why:
             return self.why
-        return f"asked for {self.asked}; {self.why}"
+        return f"{ASKED} {self.asked}" + ("" if self.why == ASKED else f"; {self.why}")
 
 
 def explain_plan() -> tuple[float, Explanation] | None:
