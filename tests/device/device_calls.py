@@ -166,6 +166,21 @@ def device_fails():
     return told, time.monotonic() - began
 
 
+def never_opens(deadline: float):
+    """The last rank makes no call on its device, although it has made one on the host. What the
+    others are told by their first ones, and after how long."""
+    weft.all_gather_matmul(torch.ones(2, 3), torch.ones(3, 2))
+    dist.barrier()
+    began = time.monotonic()
+    told = None
+    if dist.get_rank() < dist.get_world_size() - 1:
+        weft.configure(deadline=deadline)
+        told = error_of(gathers, 2)
+    spent = time.monotonic() - began
+    dist.barrier()
+    return told, spent
+
+
 def killed_in_rendezvous(opened: bool):
     """The last rank dies while the others wait for its memory. What they are told."""
     if opened:
@@ -174,9 +189,7 @@ def killed_in_rendezvous(opened: bool):
     if dist.get_rank() == dist.get_world_size() - 1:
         symmetric.symm_mem.rendezvous = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
     x, w = torch.ones(4000, 64, device="loom"), torch.ones(64, 64, device="loom")
-    began = time.monotonic()
-    told = [error_of(weft.all_gather_matmul, x, w) for _ in range(2)]
-    return told, time.monotonic() - began
+    return [error_of(weft.all_gather_matmul, x, w) for _ in range(2)]
 
 
 def disagrees(how: str, known: bool):

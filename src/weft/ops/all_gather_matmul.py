@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, overload
+from typing import Any, Literal, overload
 
 import torch
 import torch.distributed as dist
@@ -45,10 +45,22 @@ def all_gather_matmul(
     group: dist.ProcessGroup | None = ...,
     schedule: str | Schedule = ...,
     out: torch.Tensor | None = ...,
-    return_gathered: bool = ...,
+    return_gathered: Literal[False] = ...,
     gather_dim: int = ...,
     shard_rows: Sequence[int] | None = ...,
-) -> Any: ...
+) -> torch.Tensor: ...
+@overload
+def all_gather_matmul(
+    x_shard: torch.Tensor,
+    w: torch.Tensor,
+    *,
+    group: dist.ProcessGroup | None = ...,
+    schedule: str | Schedule = ...,
+    out: torch.Tensor | None = ...,
+    return_gathered: Literal[True],
+    gather_dim: int = ...,
+    shard_rows: Sequence[int] | None = ...,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
 @overload
 def all_gather_matmul(
     x_shard: torch.Tensor,
@@ -57,10 +69,22 @@ def all_gather_matmul(
     group: dist.ProcessGroup | None = ...,
     schedule: str | Schedule = ...,
     out: Sequence[torch.Tensor] | None = ...,
-    return_gathered: bool = ...,
+    return_gathered: Literal[False] = ...,
     gather_dim: int = ...,
     shard_rows: Sequence[int] | None = ...,
-) -> Any: ...
+) -> list[torch.Tensor]: ...
+@overload
+def all_gather_matmul(
+    x_shard: torch.Tensor,
+    w: Sequence[torch.Tensor],
+    *,
+    group: dist.ProcessGroup | None = ...,
+    schedule: str | Schedule = ...,
+    out: Sequence[torch.Tensor] | None = ...,
+    return_gathered: Literal[True],
+    gather_dim: int = ...,
+    shard_rows: Sequence[int] | None = ...,
+) -> tuple[list[torch.Tensor], torch.Tensor]: ...
 def all_gather_matmul(
     x_shard: torch.Tensor,
     w: torch.Tensor | Sequence[torch.Tensor],
@@ -71,7 +95,12 @@ def all_gather_matmul(
     return_gathered: bool = False,
     gather_dim: int = 0,
     shard_rows: Sequence[int] | None = None,
-) -> Any:
+) -> (
+    torch.Tensor
+    | list[torch.Tensor]
+    | tuple[torch.Tensor, torch.Tensor]
+    | tuple[list[torch.Tensor], torch.Tensor]
+):
     """Gathers x over the ranks of a group and multiplies it by w; the communication overlaps the
     matmul.
 

@@ -78,6 +78,9 @@ class DeviceFabric:
         self.last_end: tuple[torch.Stream, torch.Event] | None = None
         """The stream of the last eager call, and its end there."""
         self.board = Board(host)
+        # By weft's deadline, which names who is missing: torch waits for the memory of a peer by a
+        # deadline of its own.
+        self._meet("opening a device", ())
         self._words = self._open_words()
         self.rates = self._agreed_rates()
         self.watchdog = Watchdog(self)
