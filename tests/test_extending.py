@@ -50,7 +50,7 @@ def start(command: list[str], *plugins: Path, **environment: str) -> str:
 
 
 def test_an_operator_a_schedule_and_a_fabric_are_measured_by_weft_run():
-    command = [sys.executable, "-m", "weft", "run", "sum_rows", "--m", "64", "--n", "32"]
+    command = [sys.executable, "-m", "weft", "run", "sum_rows", "--m", "64", "--n", "64"]
     command += ["--schedule", "serial,thirds,hetero-unfused-1d@cores", "--link", "memory"]
     text = start([*command, "--repeat", "2", "--json"], OPERATOR, SCHEDULE, FABRIC)
     found = json.loads(text)

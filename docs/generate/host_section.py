@@ -28,7 +28,7 @@ def section() -> str:
             *(f"| {' | '.join(str(row[name]) for name in headers)} |" for row in rows),
             "",
             *(
-                f"- {c['name']}: {c['value']:.3g} (bar: {c['bar']}, "
+                f"- {c['name']}: {c['value']:.3g} (target: {c['bar']}, "
                 f"{'kept' if c['ok'] else 'missed'})"
                 for c in checks
             ),

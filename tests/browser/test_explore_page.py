@@ -85,7 +85,7 @@ def test_a_hover_tells_speedup_and_losses(laptop: Chromium) -> None:
     laptop.move(*cell(laptop, "shard-p2p@dma", 1))
     said = laptop.until("document.querySelector('.hoverlayer')?.textContent")
     assert "shard-p2p@dma in tall" in said
-    assert "% of ideal" in said
+    assert "% of the possible gain" in said
     assert "exposed communication" in said
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from weft.cli import main
-from weft.cli.console import console
+from weft.cli.console import WIDTH, console
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,12 @@ class Done:
     returncode: int
     stdout: str
     stderr: str
+
+
+@pytest.fixture(autouse=True)
+def roomy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As wide as without a terminal, whatever COLUMNS says here."""
+    monkeypatch.setattr(console, "width", WIDTH)
 
 
 @pytest.fixture

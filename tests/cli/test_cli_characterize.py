@@ -30,7 +30,12 @@ def test_table_and_page(weft, tmp_path: Path) -> None:
         assert header in lines[1]
     assert "beside cores" in done.stdout
     page = (tmp_path / "page.html").read_text("utf-8")
-    for words in ("Decomposition loss", "Contention loss", "operations per byte", "memory traffic"):
+    for words in (
+        "Cost of splitting",
+        "Is my GEMM safe to cut?",
+        "operations per byte",
+        "memory traffic",
+    ):
         assert words in page
 
 

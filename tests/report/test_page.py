@@ -15,7 +15,8 @@ import pytest
 
 from weft.errors import Unsupported
 from weft.report import page as page_module
-from weft.report.page import Page, timelines_page
+from weft.report.page import Page
+from weft.report.run_page import where_row
 from weft.timeline import COMPUTE, Span, Timeline
 
 pytest.importorskip("plotly")
@@ -66,8 +67,9 @@ def small_plotly(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 
 
 def write(path: Path, timelines: list[Timeline], **keywords: Any) -> Reader:
-    keywords.setdefault("title", "A run")
-    return Reader(timelines_page(path / "page.html", timelines, **keywords))
+    page = Page(keywords.pop("title", "A run"), keywords.pop("summary", ""))
+    page.facts(keywords.pop("facts", {})).section("Timelines")
+    return Reader(page.timelines(timelines, **keywords).write(path / "page.html"))
 
 
 def assert_offline(reader: Reader) -> None:
@@ -139,16 +141,6 @@ def test_all_timelines_have_the_same_axis(tmp_path: Path, runs: list[Timeline]) 
     assert ranges[0][1] >= max(t.seconds for t in runs) * 1e3
 
 
-def test_totals_stand_against_the_ideal(tmp_path: Path, runs: list[Timeline]) -> None:
-    reader = write(tmp_path, runs, ideal=0.05)
-    totals = next(f for f in reader.figures.values() if f not in reader.gantts)
-    assert totals["data"][0]["x"] == pytest.approx([t.seconds * 1e3 for t in runs])
-    assert totals["layout"]["shapes"][0]["x0"] == pytest.approx(50.0)
-    assert "ideal 50.0 ms" in totals["layout"]["annotations"][0]["text"]
-    without = write(tmp_path, runs)
-    assert next(iter(without.figures.values()))["layout"]["shapes"] == []
-
-
 def test_the_chooser_offers_every_timeline_and_rank(tmp_path: Path, runs: list[Timeline]) -> None:
     reader = write(tmp_path, runs)
     values = Counter(a["value"] for tag, a in reader.elements if tag == "option")
@@ -159,13 +151,10 @@ def test_the_chooser_offers_every_timeline_and_rank(tmp_path: Path, runs: list[T
     assert not any(tag == "select" for tag, _ in write(tmp_path, runs[:1]).elements)
 
 
-def test_waiting_is_not_computing(tmp_path: Path, runs: list[Timeline]) -> None:
-    write(tmp_path, runs[:1])
-    row = re.search(r"<tr class=\"best\">.*?</tr>", (tmp_path / "page.html").read_text("utf-8"))
-    assert row is not None
-    cells = re.findall(r">([^<]+)</td>", row.group())
-    assert cells[0] == "serial@dma"
-    assert [float(cell) for cell in cells[1:]] == [100.4, 50.0, 50.0, 0.0, 50.0]
+def test_waiting_is_not_computing(runs: list[Timeline]) -> None:
+    name, *times = where_row("serial@dma", runs[0])
+    assert name == "serial@dma"
+    assert times == pytest.approx([100.4, 50.0, 50.0, 0.0, 50.0], abs=0.05)
 
 
 def test_facts_and_summary_are_shown(tmp_path: Path, runs: list[Timeline]) -> None:
@@ -224,7 +213,7 @@ def test_a_failure_while_writing_leaves_what_was_there(
 
     monkeypatch.setattr(os, "replace", fail)
     with pytest.raises(Unsupported, match=r"cannot write .*page\.html: No space left"):
-        timelines_page(path, runs, title="t")
+        Page("t").timelines(runs).write(path)
     assert path.read_text() == "before"
     assert [p.name for p in tmp_path.iterdir()] == ["page.html"]
 

@@ -11,7 +11,8 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from weft.report.raster import rasterize
-from weft.report.terminal import draw, table
+from weft.report.terminal import draw
+from weft.report.terminal_table import table
 from weft.report.units import ticks
 from weft.timeline import COMPUTE, Span, Timeline
 

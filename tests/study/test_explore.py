@@ -55,6 +55,7 @@ def test_json_has_the_promised_form() -> None:
         "serial_ms",
         "ideal_ms",
         "schedules",
+        "auto",
     ]
     (schedule,) = scenario["schedules"]
     assert list(schedule) == ["name", "ms", "speedup", "percent_of_ideal", "losses"]

@@ -19,7 +19,7 @@ from weft.cli.console import Json, console, print_json, progress
 from weft.errors import Error, Unsupported
 from weft.files import write_atomically
 from weft.measure.provenance import provenance
-from weft.report.terminal import table
+from weft.report.terminal_table import table
 
 ALL = "all"
 PAGE = "benchmarks"

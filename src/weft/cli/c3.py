@@ -11,7 +11,7 @@ import typer
 
 from weft.cli.asked import machines_of, size_of
 from weft.cli.c3_case import ask_case
-from weft.cli.console import Json, console, print_json, progress
+from weft.cli.console import Json, console, print_json, progress, say_written
 from weft.dtype import ITEM_BYTES
 from weft.errors import Unsupported
 from weft.files import check_target
@@ -26,10 +26,11 @@ from weft.report.c3_page import (
     scenario_headers,
     scenario_rows,
     summary_of,
+    verdict_of,
     write_c3_page,
 )
 from weft.report.cells import Cell
-from weft.report.terminal import table
+from weft.report.terminal_table import table
 from weft.study.c3 import measured, simulated
 from weft.study.c3.cases import KINDS as KINDS_OF_SCENARIO
 from weft.study.c3.findings import Study
@@ -92,7 +93,7 @@ def c3(
     json: Json = False,
     html: Annotated[Path | None, typer.Option(help="Write a page of the ladder.")] = None,
 ) -> None:
-    """How much of the ideal do a GEMM and a collective reach that do not need each other?
+    """How much do a GEMM and a collective gain side by side that do not need each other?
 
     Simulated: 30 scenarios of Llama-3 70B and 405B. On cpu: 12 scenarios of that kind, scaled to
     this machine and run for real, on links as slow as the collective should be.
@@ -129,11 +130,11 @@ def c3(
         if html is not None:
             write_c3_page(html, found, None if described is None else _drawn(found, described))
     if json:
-        print_json(found.to_json())
+        print_json({**found.to_json(), "verdict": verdict_of(found)})
         return
     show(found)
-    if html is not None:
-        console.print(f"page: {html} (opens offline)")
+    say_written(html)
+    console.print(verdict_of(found))
 
 
 def _print(
@@ -172,13 +173,17 @@ def _disturbed(machine: Machine, interference: float | None) -> Machine:
 
 def show(found: Study) -> None:
     """Prints the scenarios, the strategies, the rules, and a summary."""
-    caption = "Times alone, the speedup of ideal over serial, and percent of ideal by strategy."
+    caption = (
+        "Milliseconds alone, the speedup of ideal over serial, and percent of the possible gain by "
+        "strategy (0: as slow as one after the other, 100: as fast as the longer of the two alone)."
+    )
     width = console.width
     left_out: tuple[str, ...] = () if width >= _ROOMY else ("kind", "ideal")
     _print(scenario_headers(found), scenario_rows(found), left_out, caption)
     caption = (
-        "Means over all scenarios: percent of ideal, speedup over serial and its most, how many "
-        "times as long as alone GEMM and collective take, percent of ideal by kind of scenario."
+        "Means over all scenarios: share of the possible gain, speedup over serial and its most, "
+        "how many times as long as alone GEMM and collective take, share of the gain by kind of "
+        "scenario."
     )
     left_out = () if width >= _WIDE else KINDS_OF_SCENARIO
     _print(ladder_headers(found), ladder_rows(found), left_out, caption)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from weft.cli.console import console, print_json, progress
 from weft.machine import Machine
 from weft.report.cells import Cell
-from weft.report.terminal import table
+from weft.report.terminal_table import table
 from weft.report.units import byte_size
 from weft.study.c3.own import CaseAnswer, CaseQuestion, ask
 from weft.study.c3.simulated import WORLD

@@ -11,7 +11,7 @@ import typer
 from weft.cli.console import Json, console, print_json, progress
 from weft.machine import Machine
 from weft.measure.calibration import FULL, QUICK, calibrate, keep
-from weft.report.terminal import table
+from weft.report.terminal_table import table
 
 
 def register(app: typer.Typer) -> None:

@@ -7,11 +7,17 @@ from typing import Annotated
 
 import typer
 
-from weft.cli.console import Json, console, print_json, progress
+from weft.cli.console import Json, console, print_json, progress, say_written
 from weft.files import check_target
 from weft.machine import load, names
-from weft.report.characterize_page import HEADERS, rows_of, summary_of, write_characterize_page
-from weft.report.terminal import table
+from weft.report.characterize_page import (
+    HEADERS,
+    rows_of,
+    summary_of,
+    verdict_of,
+    write_characterize_page,
+)
+from weft.report.terminal_table import table
 from weft.study.characterization import characterize as simulate
 from weft.study.characterize_host import characterize_host
 
@@ -33,8 +39,8 @@ def characterize(
     json: Json = False,
     html: Annotated[Path | None, typer.Option(help="Write a page of both losses.")] = None,
 ) -> None:
-    """Decomposition loss of GEMMs cut into 8 and 64 parts along M and K, and contention loss during
-    communication by copy engines and by cores, over a grid of shapes."""
+    """Is a GEMM safe to cut? The cost of splitting GEMMs into 8 and 64 parts along M and K, and the
+    cost of sharing the device with copies by engines and by cores, over many shapes."""
     described = None if machine == HOST else load(machine)
     if html is not None:
         check_target(html)
@@ -47,14 +53,14 @@ def characterize(
         if html is not None:
             write_characterize_page(html, found)
     if json:
-        print_json(found.to_json())
+        print_json({**found.to_json(), "verdict": verdict_of(found)})
         return
     caption = (
-        "MB: memory traffic if everything is read and written once. M/8 to K/64: how much longer "
-        "the parts take than the whole GEMM. dma, cores: how much longer the whole GEMM takes "
-        "during communication."
+        "MB: memory traffic if everything is read and written once. M/8 to K/64: how many times as "
+        "long as the whole GEMM its parts take. dma, cores: the same of the whole GEMM during "
+        "communication by engines and by cores."
     )
-    console.print(table(HEADERS, rows_of(found), caption=caption, width=console.width))
+    console.print(table(HEADERS, rows_of(found), caption=caption, drop=(4, 3, 7, 9)))
     console.print(summary_of(found))
-    if html is not None:
-        console.print(f"page: {html} (opens offline)")
+    say_written(html)
+    console.print(verdict_of(found))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json as json_module
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any, NoReturn, get_args
 
 import typer
@@ -17,11 +19,14 @@ from weft.errors import Unsupported, nearest
 from weft.fabric.link import TOPOLOGIES, Topology
 from weft.measure.launch import Report
 from weft.schedule import Schedule
+from weft.select.decision import AUTO
 
 WIDTH = 100
-"""Of tables, if the output is not a terminal."""
+"""Of tables, if the output is not a terminal and COLUMNS is not set."""
 PROSE = 80
 """Of sentences, everywhere."""
+DEFAULT_COLUMNS = 1024
+"""N on each rank, where neither --n nor --n-per-rank is given."""
 
 
 class _Console(Console):
@@ -33,13 +38,32 @@ class _Console(Console):
         super().print(*objects, width=width, **options)
 
 
-console = _Console(width=WIDTH if not sys.stdout.isatty() else None, highlight=False)
+def _width() -> int | None:
+    """COLUMNS where it is set, else that of the terminal (None: rich finds it), else WIDTH."""
+    asked = os.environ.get("COLUMNS", "")
+    if asked.isdecimal() and int(asked) > 0:
+        return int(asked)
+    return None if sys.stdout.isatty() else WIDTH
+
+
+console = _Console(width=_width(), highlight=False)
 _errors = Console(stderr=True, highlight=False)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 World = Annotated[int, typer.Option(help="Number of ranks.", min=1, max=64)]
 Rows = Annotated[int, typer.Option("--m", help="M: rows of the gathered X.", min=0)]
-Columns = Annotated[int, typer.Option("--n", help="N: columns of W on every rank.", min=0)]
+Columns = Annotated[
+    int | None,
+    typer.Option(
+        "--n",
+        help="N: columns of W over all ranks; each has N / world of them. "
+        "[default: 1024 on each rank]",
+        min=0,
+    ),
+]
+PerRank = Annotated[
+    int | None, typer.Option("--n-per-rank", help="Instead of --n: columns on each rank.", min=0)
+]
 Inner = Annotated[int, typer.Option("--k", help="K: columns of X, rows of W.", min=0)]
 Dtype = Annotated[str, typer.Option(help=f"One of {', '.join(ON_HOST)}.")]
 TopologyName = Annotated[str, typer.Option(help=f"One of {', '.join(TOPOLOGIES)}.")]
@@ -71,6 +95,27 @@ def progress(title: str, quiet: bool = False) -> Iterator[Report]:
         yield report
 
 
+def say_written(html: Path | None = None, trace: Path | None = None) -> None:
+    """Which files a command has written."""
+    if html is not None:
+        console.print(f"page: {html} (opens offline)", soft_wrap=True)
+    if trace is not None:
+        console.print(f"trace: {trace} (open it at ui.perfetto.dev)", soft_wrap=True)
+
+
+def total_columns(n: int | None, per_rank: int | None, world: int) -> int | None:
+    """N over all ranks, from --n or --n-per-rank; None if neither is given."""
+    if n is not None and per_rank is not None:
+        raise Unsupported("say N once: --n counts all ranks, --n-per-rank one")
+    return n if per_rank is None else per_rank * world
+
+
+def columns_per_rank(n: int | None, per_rank: int | None, world: int) -> int:
+    """The columns of one rank, from --n or --n-per-rank."""
+    total = total_columns(n, per_rank, world)
+    return DEFAULT_COLUMNS if total is None else -(-total // world)
+
+
 def topology_of(name: str) -> Topology:
     if name not in get_args(Topology):
         raise Unsupported(
@@ -88,8 +133,14 @@ def dtype_of(name: str) -> str:
     return name
 
 
-def schedules_of(text: str, space: Sequence[Schedule]) -> list[Schedule]:
-    """`all`, or names separated by commas."""
-    if text == "all":
-        return list(space)
-    return [Schedule.parse(name) for name in text.split(",")]
+def n_said(per_rank: int, world: int) -> str:
+    """Both numbers that N can mean."""
+    return f"N is {per_rank * world} over all {world} ranks, {per_rank} on each"
+
+
+def schedules_of(text: str, space: Sequence[Schedule]) -> tuple[list[Schedule], bool]:
+    """`all`, or names separated by commas; and whether `auto` is among them."""
+    names = [name.strip() for name in text.split(",")]
+    if "all" in names:
+        return list(space), True
+    return [Schedule.parse(name) for name in names if name != AUTO], AUTO in names

@@ -10,13 +10,15 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from weft.cli.console import WIDTH, Json, console, print_json, progress
+from weft.cli.console import WIDTH, Json, console, print_json, progress, say_written
 from weft.cli.run import check_device
 from weft.files import write_atomically
 from weft.measure.measurement import LinkSpec, Measurement, measure
 from weft.plan.all_gather_matmul import AllGatherMatmul
-from weft.report.page import timelines_page
+from weft.report.run_page import run_page
+from weft.report.run_report import verdict
 from weft.report.terminal import draw
+from weft.report.units import share
 from weft.schedule import Schedule
 
 SHOWN = ("serial@dma", "shard-p2p@dma", "adaptive@cores", "adaptive@dma")
@@ -52,19 +54,8 @@ def demo(
         )
     timelines = [result.arm(name).timeline for name in shown]
     summary = _summary(result, device)
-    path = timelines_page(
-        html,
-        timelines,
-        title="How four schedules overlap an all-gather with a matmul",
-        summary=summary,
-        facts={
-            "compute alone": f"{result.compute * 1e3:.1f} ms",
-            "communication alone": f"{result.communication * 1e3:.1f} ms",
-            "serial": f"{result.serial * 1e3:.1f} ms",
-            "adaptive@dma": f"{result.arm('adaptive@dma').seconds * 1e3:.1f} ms",
-        },
-        ideal=result.ideal,
-    )
+    title = "How four schedules overlap an all-gather with a matmul"
+    path = run_page(html, result, title=title, summary=summary)
     if svg is not None:
         picture = Console(width=WIDTH, record=True, file=StringIO(), force_terminal=True)
         picture.print(draw(timelines))
@@ -74,11 +65,17 @@ def demo(
         )
         write_atomically(svg, [drawing])
     if json:
-        print_json({**result.to_json(), "said": summary, "html": str(path)})
+        found = {"said": summary, "verdict": verdict(result), "html": str(path)}
+        print_json({**result.to_json(), **found})
         return
     console.print(f"{operation.label}, links: {result.link}\n")
     console.print(draw(timelines))
-    console.print(f"\n{summary}\n\npage: {path} (opens offline)")
+    console.print(
+        f"\nEach drawing is one recorded call; the times below are medians of {repeat} calls.\n"
+        f"{summary}\n"
+    )
+    say_written(path)
+    console.print(verdict(result))
 
 
 def _summary(result: Measurement, device: str) -> str:
@@ -87,7 +84,7 @@ def _summary(result: Measurement, device: str) -> str:
         f"With a link as slow as compute, one after the other takes {result.serial * 1e3:.0f} ms, "
         f"fetching whole shards {shard.seconds * 1e3:.0f} ms, and multiplying whatever has arrived "
         f"(adaptive@dma) {adaptive.seconds * 1e3:.0f} ms: {adaptive.speedup:.2f}x, "
-        f"{adaptive.percent_of_ideal:.0f} % of the ideal. "
+        f"{share(adaptive.percent_of_ideal)} of the possible gain. "
     )
     if device != "cpu":
         return said + (

@@ -17,7 +17,7 @@ from weft.cli.console import Json, console, print_json, progress
 from weft.cli.doctor_gpu import examined, show, write_machine
 from weft.errors import Error, Unsupported, nearest
 from weft.measure.launch import Report, launch
-from weft.report.terminal import table
+from weft.report.terminal_table import table
 
 DEVICES = ("cuda", "loom")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from weft.cli.console import console, progress
 from weft.machine.calibrated import write
 from weft.measure.gpu.finding import POINTS, Examination
-from weft.report.terminal import table
+from weft.report.terminal_table import table
 
 SEND = (
     "Please send the file of `weft doctor --gpu --json`, whatever it says: it has no names and no "

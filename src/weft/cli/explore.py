@@ -9,11 +9,19 @@ from typing import Annotated
 import typer
 
 from weft.cli.asked import machines_of
-from weft.cli.console import Json, console, print_json, progress
+from weft.cli.console import (
+    Json,
+    PerRank,
+    console,
+    print_json,
+    progress,
+    say_written,
+    total_columns,
+)
 from weft.cli.explore_ahead import ahead_json, show_ahead
 from weft.cli.explore_cluster import explore_collective, explore_shape, explore_workload
 from weft.cli.explore_layers import explore_layers, read_model
-from weft.cli.explore_machines import show_both, to_json
+from weft.cli.explore_machines import show_both, to_json, verdict
 from weft.cli.explore_table import show
 from weft.cli.explore_ways import SIZES, explore_ways, node_of
 from weft.dtype import MULTIPLIED
@@ -23,9 +31,10 @@ from weft.machine import Machine, names
 from weft.models.workloads import WORKLOADS
 from weft.operation import find
 from weft.plan.collective import UNROOTED
-from weft.report.explore_page import write_explore_page
+from weft.report.explore_page import verdict_of, write_explore_page
 from weft.report.perfetto import write_trace
 from weft.schedule import Schedule
+from weft.select.decision import AUTO
 from weft.simulate.cluster import ALGORITHMS
 from weft.study.exploration import Exploration, Scenario
 from weft.study.exploration import explore as simulate
@@ -54,6 +63,7 @@ def explore(
         int | None,
         typer.Option("--n", help="N: columns of B over all ranks; each has N / world of them."),
     ] = None,
+    n_per_rank: PerRank = None,
     k: Annotated[int | None, typer.Option("--k", help="K: columns of A, rows of B.")] = None,
     scenarios: Annotated[
         str | None,
@@ -106,7 +116,7 @@ def explore(
         str | None, typer.Option(help="The dtype of the result. [default: that of --dtype]")
     ] = None,
     schedule: Annotated[
-        str, typer.Option(help="all, or names separated by commas, e.g. serial,adaptive@dma.")
+        str, typer.Option(help="all, or names separated by commas, e.g. auto,serial,adaptive@dma.")
     ] = "all",
     contention: Annotated[
         bool,
@@ -178,6 +188,7 @@ def explore(
     --nodes or --workload, the machine is a cluster: nodes and the network between them, and all of
     its devices are ranks.
     """
+    n = total_columns(n, n_per_rank, 8 if world is None else world)
     if layers is None:
         given = {"batch": batch, "sequence": sequence, "context": context}
         given |= {"parallelism": parallelism, "step": step}  # type: ignore[dict-item]
@@ -191,7 +202,7 @@ def explore(
             raise Unsupported("there is no page and no trace of a list of layers; use --json")
         whole = read_model(layers, world, dtype, batch, sequence, context, parallelism, step)
         on = [_as_asked(one, contention, captured) for one in machines_of(machine)]
-        explore_layers(on, whole, _schedules(schedule), json)
+        explore_layers(on, whole, _schedules(schedule)[0], json)
         return
     if collective is not None or workload is not None:
         if any(size is not None for size in (m, n, k, scenarios, shapes)) or (
@@ -200,15 +211,13 @@ def explore(
             raise Unsupported("ask about a shape, a --collective or a --workload, one at a time")
         if workload is not None:
             explore_workload(machine, workload, model, nodes, scaling, json, html, trace)
-        elif html is not None:
-            raise Unsupported("there is no page of a collective; use --trace or --json")
         else:
             kind, one_node = str(collective), node_of(machine, nodes, algorithm, chunks)
             if one_node is not None:
-                explore_ways(one_node, kind, size, algorithm, json, trace)
+                explore_ways(one_node, kind, size, algorithm, json, html, trace)
                 return
             explore_collective(
-                machine, kind, size or "256MiB", algorithm, chunks, nodes, json, trace
+                machine, kind, size or "256MiB", algorithm, chunks, nodes, json, html, trace
             )
         return
     if nodes is not None and (captured or not contention):
@@ -217,8 +226,10 @@ def explore(
     described = [_as_asked(one, contention, captured) for one in described]
     asked = _shapes(m, n, k, scenarios, shapes, dtype, result)
     find(op)
-    wanted = _schedules(schedule)
+    wanted, auto = _schedules(schedule)
     if nodes is not None:
+        if auto and wanted is not None:
+            raise Unsupported("on several nodes, name schedules; auto is not simulated there")
         if len(asked) > 1 or html is not None or trace is not None:
             raise Unsupported("on several nodes, ask about one shape, as a table or --json")
         explore_shape(machine, op, asked[0], wanted, nodes, json)
@@ -237,6 +248,7 @@ def explore(
                 asked,
                 8 if world is None else world,
                 wanted,
+                auto=auto,
                 progress=lambda done, of, label, report=report: report(done / of, label),  # type: ignore[misc]
             )
             for scenario in found.scenarios:
@@ -258,10 +270,8 @@ def explore(
         show(every[0])
     for explored in every if planned else ():
         show_ahead(explored)
-    if html is not None:
-        console.print(f"page: {html} (opens offline)")
-    if trace is not None:
-        console.print(f"trace: {trace} (open it at ui.perfetto.dev)")
+    say_written(html, trace)
+    console.print(verdict(every) if len(every) > 1 else verdict_of(every[0]))
 
 
 def _as_asked(machine: Machine, contention: bool, captured: bool) -> Machine:
@@ -273,9 +283,12 @@ def _as_asked(machine: Machine, contention: bool, captured: bool) -> Machine:
     return machine.captured() if captured else machine
 
 
-def _schedules(text: str) -> list[Schedule] | None:
-    """The schedules of `--schedule`; None is all of them."""
-    return None if text == "all" else [Schedule.parse(name) for name in text.split(",")]
+def _schedules(text: str) -> tuple[list[Schedule] | None, bool]:
+    """The schedules of `--schedule`, None for all of them, and whether `auto` is among them."""
+    names = [name.strip() for name in text.split(",")]
+    if "all" in names:
+        return None, True
+    return [Schedule.parse(name) for name in names if name != AUTO], AUTO in names
 
 
 def _shapes(
@@ -314,7 +327,7 @@ def _shapes(
 
 def _check_any(scenario: Scenario) -> None:
     """Raises unless at least one schedule fits the machine."""
-    if not scenario.outcomes:
+    if not scenario.outcomes and scenario.auto is None:
         raise Unsupported(f"{scenario.shape.label}: {scenario.refused[0][1]}")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from weft.cli.console import console
-from weft.report.terminal import table
+from weft.report.terminal_table import table
 from weft.study.deciding_ahead import ADAPTIVE, deciding_ahead, mean_loss
 from weft.study.exploration import Exploration
 

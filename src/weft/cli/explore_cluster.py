@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from weft.cli.asked import sizes_of
-from weft.cli.console import console, print_json, progress
+from weft.cli.console import console, print_json, progress, say_written
 from weft.errors import Unsupported
 from weft.files import check_target
 from weft.machine import Cluster, load_cluster
 from weft.models.workloads import load_workload
 from weft.report.cells import Cell
+from weft.report.collective_page import write_collective_page
 from weft.report.perfetto import write_trace
+from weft.report.run_report import SHARE
 from weft.report.scaling_page import (
     HEADERS,
     nodes_text,
@@ -22,8 +24,8 @@ from weft.report.scaling_page import (
     summary_of,
     write_scaling_page,
 )
-from weft.report.terminal import table
-from weft.report.units import byte_size, duration
+from weft.report.terminal_table import table
+from weft.report.units import byte_size, duration, share
 from weft.schedule import Schedule
 from weft.simulate.cluster import CollectiveAnswer, ask
 from weft.study.cluster_plans import explore_plans
@@ -62,13 +64,15 @@ def explore_collective(
     chunks: int | None,
     nodes: str | None,
     json: bool,
+    html: Path | None,
     trace: Path | None,
 ) -> None:
     """The time of a collective over all devices per algorithm, and its lower bound."""
     cluster = load_cluster(machine)
     asked = [(n, total) for n in nodes_of(nodes, cluster) for total in sizes_of(size)]
-    if trace is not None:
-        check_target(trace)
+    for path in (html, trace):
+        if path is not None:
+            check_target(path)
     answers: list[list[CollectiveAnswer]] = []
     with progress(f"simulating {machine}", quiet=json) as report:
         for number, (count, total) in enumerate(asked):
@@ -81,9 +85,6 @@ def explore_collective(
             for one in some
         ]
         write_trace(trace, told)
-    if json:
-        print_json({"collective": kind, "cluster": cluster.name, "answers": _json(answers)})
-        return
     rows: list[list[Cell]] = []
     for some in answers:
         for answer in some:
@@ -100,20 +101,58 @@ def explore_collective(
                     answer.bus_bandwidth / 1e9,
                 ]
             )
-    headers = ("nodes", "devices", "size", "algorithm", "chunks", "time", "bound", "of it", "GB/s")
+    headers = (
+        "nodes",
+        "devices",
+        "size",
+        "algorithm",
+        "chunks",
+        "time",
+        "bound",
+        "x bound",
+        "GB/s",
+    )
     caption = (
         f"{kind} on {cluster.title}, simulated. Sizes are of the gathered result, a rank's input "
         "of a reduce-scatter or all-to-all, or the vector of an all-reduce. The bound is what the "
         "slowest link alone takes; GB/s are bus bandwidth, as nccl-tests counts it."
     )
-    console.print(table(headers, rows, caption=caption, width=console.width))
     limits = dict.fromkeys(
         f"{some[0].slowest} ({nodes_text(some[0].cluster.nodes)})" for some in answers
     )
-    console.print(f"The bound is set by {', '.join(limits)}.")
+    bound = f"The bound is set by {', '.join(limits)}."
+    if html is not None:
+        write_collective_page(
+            html,
+            f"{kind} on {cluster.title}, simulated",
+            _verdict(answers),
+            _curves(answers),
+            headers,
+            rows,
+            [caption, bound],
+        )
+    if json:
+        said = {"answers": _json(answers), "verdict": _verdict(answers)}
+        print_json({"collective": kind, "cluster": cluster.name, **said})
+        return
+    console.print(table(headers, rows, caption=caption, whole=(2, 3, 5, 6), drop=(4, 1, 6)))
+    console.print(bound)
+    say_written(html, trace)
     console.print(_verdict(answers))
-    if trace is not None:
-        console.print(f"trace: {trace} (open it at ui.perfetto.dev)")
+
+
+def _curves(
+    answers: list[list[CollectiveAnswer]],
+) -> dict[str, dict[str, list[tuple[float, float]]]]:
+    """For each number of nodes, the times of every algorithm by size."""
+    found: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for some in answers:
+        ways = found.setdefault(f"Time by size on {nodes_text(some[0].cluster.nodes)}", {})
+        for one in some:
+            ways.setdefault(one.algorithm, []).append((one.total, one.seconds))
+    return {
+        place: {name: sorted(ways[name]) for name in sorted(ways)} for place, ways in found.items()
+    }
 
 
 def explore_shape(
@@ -140,14 +179,21 @@ def explore_shape(
             f"serial {one.serial * 1e3:.3f} ms"
         )
         rows: list[list[Cell]] = [
-            [name.name, 1e3 * seconds, f"{one.speedup(seconds):.2f}x", round(one.reached(seconds))]
+            [name.name, 1e3 * seconds, f"{one.speedup(seconds):.2f}x", share(one.reached(seconds))]
             for name, seconds in one.outcomes
         ]
         best = min(range(len(rows)), key=lambda row: one.outcomes[row][1])
-        headers = ("schedule", "ms", "gain", "% of ideal")
-        console.print(table(headers, rows, best=best, width=console.width))
+        headers = ("schedule", "ms", "gain", "share of gain")
+        console.print(table(headers, rows, best=best, caption=SHARE))
         for schedule, reason in one.refused:
             console.print(f"{schedule} is left out: {reason}")
+        name, seconds = one.outcomes[best]
+        where = nodes_text(one.cluster.nodes)
+        console.print(
+            f"Use {name} on {where}: {one.speedup(seconds):.2f}x over serial."
+            if one.speedup(seconds) > 1.01
+            else f"Do not overlap this on {where}: no schedule is faster than serial."
+        )
 
 
 def explore_workload(
@@ -181,10 +227,8 @@ def explore_workload(
         print_json(result.to_json())
         return
     show_scaling(result)
-    if html is not None:
-        console.print(f"page: {html} (opens offline)")
-    if trace is not None:
-        console.print(f"trace: {trace} (open it at ui.perfetto.dev)")
+    say_written(html, trace)
+    console.print(summary_of(result))
 
 
 def show_scaling(result: Scaling) -> None:
@@ -197,7 +241,6 @@ def show_scaling(result: Scaling) -> None:
                 title += f" on {nodes_text(points[-1].nodes)}"
             drawn = table(HEADERS, rows_of(points), title=title, width=console.width)
             console.print(drawn)
-    console.print(summary_of(result))
     console.print(f"Sizes and every assumption: {result.workload.path}", soft_wrap=True)
 
 

@@ -10,7 +10,7 @@ from weft.cli.console import console, print_json, progress
 from weft.errors import Unsupported
 from weft.machine import Machine
 from weft.report.cells import Cell
-from weft.report.terminal import table
+from weft.report.terminal_table import table
 from weft.schedule import Schedule
 from weft.study.layers.huggingface import Run, read_config
 from weft.study.layers.listing import Model, checked, read_layers

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from weft.cli.console import console
+from weft.cli.explore_table import n_line
 from weft.report.cells import Cell
-from weft.report.terminal import table
+from weft.report.terminal_table import table
 from weft.study.exploration import Exploration, Scenario
 
 COLUMNS = 3
@@ -22,7 +23,6 @@ def show_both(found: Sequence[Exploration]) -> None:
             _show_one([one.scenarios[0] for one in some], [one.machine.name for one in some])
         else:
             _show_many(some)
-    console.print(verdict(found))
 
 
 def to_json(found: Sequence[Exploration]) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def verdict(found: Sequence[Exploration]) -> str:
 
 
 def _show_one(scenarios: Sequence[Scenario], names: Sequence[str]) -> None:
-    console.print(scenarios[0].operation.label)
+    console.print(f"{scenarios[0].operation.label}\n{n_line(scenarios[0])}")
     headers = ["schedule"]
     for name in names:
         headers += [f"{name}\nms", "\ngain"]
@@ -70,8 +70,22 @@ def _show_one(scenarios: Sequence[Scenario], names: Sequence[str]) -> None:
             one = outcomes.get(schedule)
             row += [None, None] if one is None else [1e3 * one.seconds, f"{one.speedup:.2f}x"]
         rows.append(row)
+    row = ["auto"]
+    for scenario in scenarios:
+        chosen = scenario.auto
+        row += (
+            [None, None]
+            if chosen is None
+            else [1e3 * chosen.outcome.seconds, f"{chosen.outcome.speedup:.2f}x"]
+        )
+    if any(scenario.auto is not None for scenario in scenarios):
+        rows.append(row)
     best = ", ".join(f"{n} {s.best.schedule}" for n, s in zip(names, scenarios, strict=True))
     caption = f"Gains are over one after the other. Best schedules: {best}."
+    chosen_by = [(n, s.auto) for n, s in zip(names, scenarios, strict=True) if s.auto is not None]
+    if chosen_by:
+        said = ", ".join(f"{name} {chosen.outcome.schedule}" for name, chosen in chosen_by)
+        caption += f" auto chooses: {said}."
     console.print(table(headers, rows, caption=caption, width=min(80, console.width)))
 
 

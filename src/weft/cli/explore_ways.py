@@ -8,15 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from weft.cli.asked import sizes_of
-from weft.cli.console import console, print_json, progress
+from weft.cli.console import console, print_json, progress, say_written
 from weft.errors import Unsupported
 from weft.files import check_target
 from weft.machine import Cluster, load_cluster
 from weft.plan.collective import UNROOTED, find_kind
+from weft.report.cells import Cell
+from weft.report.collective_page import write_collective_page
 from weft.report.collective_report import refused_of, tables_of, verdict, why
 from weft.report.perfetto import write_trace
-from weft.report.terminal import table
-from weft.report.units import byte_size
+from weft.report.terminal_table import table
+from weft.report.units import byte_size, duration
 from weft.simulate import run
 from weft.simulate.cluster import ask, bound
 from weft.study.collective_comparison import Comparison, compare
@@ -46,19 +48,28 @@ def way_of(algorithm: str) -> CollectiveWay | None:
 
 
 def explore_ways(
-    place: Cluster, kind: str, size: str | None, algorithm: str, json: bool, trace: Path | None
+    place: Cluster,
+    kind: str,
+    size: str | None,
+    algorithm: str,
+    json: bool,
+    html: Path | None,
+    trace: Path | None,
 ) -> None:
     """How long a collective takes on one node, in every way, and which is the fastest."""
     if find_kind(kind).gives == "nothing":
         raise Unsupported(f"a {kind} moves no bytes; ask about {', '.join(UNROOTED)}")
     sizes = sizes_of(size or SIZES)
-    if trace is not None:
-        check_target(trace)
+    for path in (html, trace):
+        if path is not None:
+            check_target(path)
     world = world_of(place, len(os.sched_getaffinity(0)))
     with progress(f"comparing ways on {place.name}", quiet=json) as report:
         found = compare(place, kind, sizes, world, way_of(algorithm), report)
     if trace is not None:
         write_trace(trace, _timelines(found))
+    if html is not None:
+        _write_page(html, found)
     if json:
         print_json(_json(found))
         return
@@ -78,9 +89,29 @@ def explore_ways(
         console.print("Left out:")
         for line in refused_of(found):
             console.print(f"  {line}")
-    if trace is not None:
-        console.print(f"trace: {trace} (open it at ui.perfetto.dev)")
+    say_written(html, trace)
     console.print(verdict(found))
+
+
+def _write_page(path: Path, found: Comparison) -> None:
+    sizes = [float(one.total_bytes) for one in found.collectives]
+    curves = {
+        times.way.name: [(s, t) for s, t in zip(sizes, times.seconds, strict=True) if s and t]
+        for times in found.found
+    }
+    rows: list[list[Cell]] = [
+        [times.way.name, times.way.by, *map(duration, times.seconds)] for times in found.found
+    ]
+    indices = range(len(found.collectives))
+    write_collective_page(
+        path,
+        f"{found.kind} on {found.world} ranks of {found.place.name}",
+        verdict(found),
+        {"Time by size": curves},
+        ("way", "by", *map(byte_size, sizes)),
+        rows,
+        [*(why(found, index) for index in indices), *refused_of(found)],
+    )
 
 
 def _timelines(found: Comparison) -> list[Timeline]:

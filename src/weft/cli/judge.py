@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from weft.cli.console import Json, console, print_json, progress
+from weft.cli.console import Json, console, print_json, progress, say_written
 from weft.machine import calibrated, load
-from weft.report.judge_page import judgement_page
-from weft.report.terminal import table
+from weft.report.judge_page import judged, judgement_page
+from weft.report.terminal_table import table
 from weft.study.judge_host import judge_host
 from weft.study.judgement import IN_SET, Judgement, judge
 
@@ -48,11 +48,11 @@ def command(
         judgement_page(html, judgement)
     if json:
         page = {} if html is None else {"html": str(html)}
-        print_json({**judgement.to_json(), **page})
+        print_json({**judgement.to_json(), **page, "verdict": judged(judgement)})
         return
     console.print(_table(judgement))
-    if html is not None:
-        console.print(f"page: {html} (opens offline)")
+    say_written(html)
+    console.print(judged(judgement))
 
 
 def _table(judgement: Judgement) -> object:
@@ -75,9 +75,14 @@ def _table(judgement: Judgement) -> object:
         "exact",
         "in 2 %",
         "in 10 %",
-        "mean regret",
-        "worst",
+        "mean\nslower",
+        "at\nworst",
         "slower than serial",
     ]
     title = f"{judgement.machine}, {len(judgement.verdicts)} scenarios of seed {judgement.seed}"
-    return table(headers, rows, title=title)
+    caption = (
+        "Shares of the scenarios in which the choice is the best of its set, or at most 2 % or "
+        "10 % slower than best; then how much slower than best it is, and how many scenarios are "
+        "slower than serial."
+    )
+    return table(headers, rows, title=title, caption=caption)

@@ -16,7 +16,7 @@ from weft.machine.checking import Remark, check
 from weft.machine.loading import file_of, read_table
 from weft.machine.template import template
 from weft.report.cells import Cell
-from weft.report.terminal import table
+from weft.report.terminal_table import table
 from weft.report.units import duration
 from weft.study.price import price_collective, price_copy, price_gemm
 

@@ -13,7 +13,7 @@ from weft.dtype import ITEM_BYTES
 from weft.machine import names
 from weft.plan.collective import UNROOTED
 from weft.report.cells import Cell
-from weft.report.terminal import table
+from weft.report.terminal_table import table
 from weft.report.units import byte_size, duration
 from weft.study.price import ENGINES, Price, price_collective, price_copy, price_gemm
 

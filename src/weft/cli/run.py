@@ -13,25 +13,31 @@ from weft.cli.console import (
     Dtype,
     Inner,
     Json,
+    PerRank,
     Rows,
     TopologyName,
     World,
+    columns_per_rank,
     console,
     dtype_of,
+    n_said,
     print_json,
     progress,
+    say_written,
     schedules_of,
     topology_of,
 )
 from weft.errors import Unsupported
+from weft.files import check_target
 from weft.loom.build import library, why_not
 from weft.machine import load
 from weft.measure.calibration import YARDSTICK
 from weft.measure.measurement import LinkSpec, Measurement, measure
 from weft.operation import find
-from weft.report.page import timelines_page
 from weft.report.perfetto import write_trace
-from weft.report.terminal import table
+from weft.report.run_page import run_page
+from weft.report.run_report import SHARE, drop_of, headers_of, rows_of, standing, verdict
+from weft.report.terminal_table import table
 from weft.schedule import ENGINES, Schedule
 from weft.study.prediction import Prediction
 from weft.study.prediction import predict as prediction_of
@@ -44,7 +50,8 @@ def register(app: typer.Typer) -> None:
 def run(
     operation: Annotated[str, typer.Argument(help="The operation, e.g. all_gather_matmul.")],
     m: Rows = 2048,
-    n: Columns = 1024,
+    n: Columns = None,
+    n_per_rank: PerRank = None,
     k: Inner = 2048,
     world: World = 2,
     dtype: Dtype = "float32",
@@ -57,7 +64,7 @@ def run(
     ] = "balanced",
     topology: TopologyName = "mesh",
     schedule: Annotated[
-        str, typer.Option(help="all, or names separated by commas, e.g. serial,adaptive@dma.")
+        str, typer.Option(help="all, or names separated by commas, e.g. auto,serial,adaptive@dma.")
     ] = "all",
     repeat: Annotated[int, typer.Option(help="Measured rounds.", min=1)] = 15,
     threads: Annotated[int, typer.Option(help="Compute threads of each rank.", min=1)] = 1,
@@ -75,9 +82,13 @@ def run(
     html: Annotated[Path | None, typer.Option(help="Write a page of all timelines.")] = None,
 ) -> None:
     """Start ranks here; measure compute alone, communication alone, serial, and each schedule."""
-    asked = find(operation).of(m, n, k, world, dtype_of(dtype))
+    for path in (html, trace):
+        if path is not None:
+            check_target(path)
+    columns = columns_per_rank(n, n_per_rank, world)
+    asked = find(operation).of(m, columns, k, world, dtype_of(dtype))
     spec = LinkSpec.parse(link, topology_of(topology))
-    schedules = schedules_of(schedule, Schedule.space(asked))
+    schedules, auto = schedules_of(schedule, Schedule.space(asked))
     if device != "cpu":
         check_device(device, predict)
         if schedule == "all":  # loom gives a speed to the copies of engines only
@@ -95,26 +106,29 @@ def run(
             threads=threads,
             yardstick=YARDSTICK[1:] if predict else None,
             device=device,
+            auto=auto,
             report=report,
         )
     prediction = None if machine is None else prediction_of(result, machine)
-    drawn = [arm.timeline for arm in result.arms] if not prediction else prediction.timelines()
     if trace is not None:
-        write_trace(trace, drawn)
+        drawn = [arm.timeline for arm in result.every]
+        write_trace(trace, drawn if prediction is None else prediction.timelines())
     if html is not None:
-        timelines_page(html, drawn, title=f"weft run: {asked.label}", ideal=result.ideal)
+        run_page(html, result, prediction, title=f"weft run: {asked.label}")
     if json:
-        print_json((prediction or result).to_json())
+        found = (prediction or result).to_json()
+        print_json(
+            {**found, "n": columns * world, "n_per_rank": columns, "verdict": verdict(result)}
+        )
         return
+    console.print(f"{asked.label}, links: {result.link}\n{n_said(columns, world)}")
     show(result, repeat, prediction)
     if device == "loom":
         console.print(
             "loom is an emulated device: these times show the order of work, not a GPU's speed."
         )
-    if trace is not None:
-        console.print(f"trace: {trace} (open it at ui.perfetto.dev)")
-    if html is not None:
-        console.print(f"page: {html} (opens offline)")
+    say_written(html, trace)
+    console.print(verdict(result))
 
 
 def check_device(device: str, predict: bool) -> None:
@@ -136,39 +150,35 @@ def check_device(device: str, predict: bool) -> None:
 def show(result: Measurement, repeat: int, prediction: Prediction | None = None) -> None:
     """Prints the measurement as a table, with the prediction if there is one."""
     console.print(
-        f"{result.operation.label}, links: {result.link}\n"
         f"compute {result.compute * 1e3:.2f} ms, "
         f"communication {result.communication * 1e3:.2f} ms, "
         f"serial {result.serial * 1e3:.2f} ms, ideal {result.ideal * 1e3:.2f} ms"
     )
-    rows: list[list[str | float]] = [
-        [
-            arm.name,
-            round(arm.seconds * 1e3, 2),
-            f"{arm.speedup:.2f}x",
-            f"{arm.percent_of_ideal:.0f} %",
-            f"{arm.gemm_slowdown:.2f}x",
-            ", ".join(f"{n / 1e6:.1f} MB {e}" for e, n in arm.bytes_by_engine.items()),
-        ]
-        for arm in result.arms
-    ]
-    best = result.arms.index(result.best)
-    headers = ["schedule", "ms", "speedup", "of ideal", "GEMM slowdown", "moved per rank"]
+    first = standing(result).first
+    places = [place for place, arm in enumerate(result.arms) if arm.name in first]
     caption = (
-        f"Medians of {repeat} interleaved rounds, of the slowest rank. Speedup and percent of "
-        "ideal are ratios within a round. GEMM slowdown: the GEMMs of a call against one alone."
+        f"Medians of {repeat} interleaved rounds, of the slowest rank; spread is half the distance "
+        "of their quartiles. Speedup and share of gain are ratios within a round. "
+        f"{SHARE} GEMM slowdown: the GEMMs of one recorded call against one alone."
     )
+    shown = table(
+        headers_of(prediction),
+        rows_of(result, prediction),
+        best=places[0] if len(places) == 1 else None,
+        ties=places if len(places) > 1 else (),
+        caption=caption,
+        whole=(len(headers_of(prediction)) - 1,),
+        drop=drop_of(prediction),
+    )
+    console.print(shown)
+    if result.auto is not None:
+        console.print(f"auto chooses {result.auto.chose}: {result.auto.why}.")
     if prediction is None:
-        console.print(table(headers, rows, best=best, caption=caption))
         return
-    headers[2:2] = ["predicted", "error"]
-    for row, forecast in zip(rows, prediction.forecasts, strict=True):
-        row[2:2] = [round(forecast.seconds * 1e3, 2), f"{forecast.error_percent:+.0f} %"]
-    console.print(table(headers[:-1], [row[:-1] for row in rows], best=best, caption=caption))
     console.print(
         f"Predicted with {prediction.machine.title} at {prediction.speed:.2f} of its calibrated "
         f"speed: median error {prediction.median_error_percent:.1f} % (two halves of the rounds "
         f"differ by {prediction.noise_percent:.1f} %), {prediction.first.arm.name} ranked first "
-        f"({prediction.regret_percent:.1f} % behind the best), "
+        f"({prediction.regret_percent:.1f} % slower than best), "
         f"{prediction.agreement_percent:.0f} % of pairs in the measured order."
     )

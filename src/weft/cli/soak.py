@@ -12,7 +12,7 @@ from weft.measure.soak.places import PLACES, places_of
 from weft.measure.soak.soaking import Findings
 from weft.measure.soak.soaking import soak as run
 from weft.measure.soak.subjects import left_out
-from weft.report.terminal import table
+from weft.report.terminal_table import table
 
 
 def register(app: typer.Typer) -> None:

@@ -10,7 +10,7 @@ import typer
 
 from weft.cli.console import Json, console, print_json, progress
 from weft.errors import Unsupported, nearest
-from weft.report.terminal import table
+from weft.report.terminal_table import table
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -61,7 +61,7 @@ def report(
     wanted = [
         (kernel, target, dtype)
         for kernel in _names(kernels, list(ahead.KERNELS), "kernel")
-        for target in _names(targets, list(ahead.TARGETS), "target")
+        for target in _names(_by_machine(targets), list(ahead.TARGETS), "target")
         for dtype in _names(dtypes, list(ahead.DTYPE_NAMES), "dtype")
     ]
     rows: list[KernelResult] = []
@@ -118,12 +118,25 @@ def _show(rows: list[KernelResult]) -> None:
             for row in rows
             if row.kernel == kernel
         ]
-        console.print(table(headers, cells, title=kernel))
+        console.print(table(headers, cells, title=kernel, drop=(5, 3)))
     console.print(
         "registers: per lane. spilled: registers (AMD) or bytes of stack (NVIDIA). shared: LDS on "
         "AMD.\nper unit: programs that fit on a CU or SM. releases, acquires: system-scope flags "
-        "in the code.\nCompiled here with the tiles of a launch, but not run here."
+        "in the code."
     )
+    faulty = sum(bool(row.faults) for row in rows)
+    what = f"{faulty} of {len(rows)} have faults" if faulty else "none of them has a fault"
+    number = "1 kernel was" if len(rows) == 1 else f"{len(rows)} kernels were"
+    console.print(f"{number} compiled here with the tiles of a launch, but not run; {what}.")
+
+
+MACHINES = {"mi300x": "gfx942", "mi355x": "gfx950", "h100": "sm_90", "b200": "sm_100"}
+"""Targets by the machines that have them."""
+
+
+def _by_machine(text: str) -> str:
+    """Names of machines count as their targets."""
+    return ",".join(dict.fromkeys(MACHINES.get(name, name) for name in text.split(",")))
 
 
 def _names(text: str, known: list[str], what: str) -> list[str]:

@@ -11,19 +11,24 @@ from weft.cli.console import (
     Dtype,
     Inner,
     Json,
+    PerRank,
     Rows,
     TopologyName,
     World,
+    columns_per_rank,
     console,
     dtype_of,
+    n_said,
     print_json,
     progress,
     topology_of,
 )
-from weft.fabric import Link, of
+from weft.fabric import VERSION, Link, of
 from weft.measure.arms import arms_of
 from weft.measure.launch import Report, launch
 from weft.operation import find
+from weft.schedule import Schedule
+from weft.select import store
 
 
 def register(app: typer.Typer) -> None:
@@ -33,7 +38,8 @@ def register(app: typer.Typer) -> None:
 def command(
     operation: Annotated[str, typer.Argument(help="The operation, e.g. all_gather_matmul.")],
     m: Rows = 2048,
-    n: Columns = 1024,
+    n: Columns = None,
+    n_per_rank: PerRank = None,
     k: Inner = 2048,
     world: World = 2,
     dtype: Dtype = "float32",
@@ -43,20 +49,53 @@ def command(
     json: Json = False,
 ) -> None:
     """Measure every schedule for these sizes, and save the fastest for schedule="auto"."""
-    asked = find(operation).of(m, n, k, world, dtype_of(dtype))
+    columns = columns_per_rank(n, n_per_rank, world)
+    asked = find(operation).of(m, columns, k, world, dtype_of(dtype))
     joined = Link.parse(link, topology_of(topology))
     with progress(f"tuning {asked.label}", quiet=json) as report:
         found = launch(world, _tune, asked, joined, repeat, report=report)[0]
+    tuned = {label: schedule for label, (schedule, _) in found.items()}
+    sentences = [_verdict(label, *one) for label, one in found.items()]
     if json:
-        print_json({"operation": asked.label, "link": str(joined), "tuned": found})
+        times = {
+            label: {"ms": 1e3 * one.seconds, "serial_ms": 1e3 * one.serial_seconds}
+            for label, (_, one) in found.items()
+            if one is not None
+        }
+        said = {"tuned": tuned, "times": times, "verdict": " ".join(sentences)}
+        print_json({"operation": asked.label, "link": str(joined), **said})
         return
-    for label, schedule in found.items():
-        console.print(f"{label}, links: {joined}\n  {schedule} from now on, for sizes near these")
+    console.print(f"{asked.label}, links: {joined}\n{n_said(columns, world)}")
+    for sentence in sentences:
+        console.print(sentence)
 
 
-def _tune(report: Report, operation: Any, link: Link, repeat: int) -> dict[str, str]:
+Tuned = dict[str, tuple[str, store.Answer | None]]
+"""By the label of an operation: its schedule, and what was measured."""
+
+
+def _verdict(label: str, schedule: str, answer: store.Answer | None) -> str:
+    name = label.split(" ")[0]
+    text = f"auto uses {schedule} from now on for {name} of sizes near these"
+    if answer is None:
+        return f"{text}."
+    serial = answer.serial_seconds
+    if Schedule.parse(schedule).serial:
+        return f"{text}: nothing is measurably faster than its {serial * 1e3:.3g} ms."
+    return (
+        f"{text}: {answer.seconds * 1e3:.3g} ms against {serial * 1e3:.3g} ms for serial, "
+        f"{serial / answer.seconds:.2f}x (medians of the measured calls)."
+    )
+
+
+def _tune(report: Report, operation: Any, link: Link, repeat: int) -> Tuned:
     import weft
 
     weft.configure(link=link)
-    arms = arms_of(operation, of(None))
-    return weft.tune(arms.call("auto"), repeat=repeat, report=report)
+    fabric = of(None)
+    found = weft.tune(arms_of(operation, fabric).call("auto"), repeat=repeat, report=report)
+    answer = store.find(store.question(operation, str(fabric.link), VERSION))
+    return {
+        label: (schedule, answer if label == operation.label else None)
+        for label, schedule in found.items()
+    }

@@ -11,7 +11,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -20,12 +20,17 @@ import torch.distributed as dist
 from weft.errors import Unsupported
 from weft.fabric import Link, of
 from weft.fabric.link import Topology
+from weft.measure import busyness
 from weft.measure.arms import arms_of
+from weft.measure.busyness import Company
 from weft.measure.launch import Report, launch
 from weft.operation import Operation
 from weft.plan.tasks import Plannable
+from weft.run.explain import explain_plan
 from weft.run.record import record
 from weft.schedule import Schedule
+from weft.select.decision import AUTO
+from weft.select.guard import MOST_CALLS
 from weft.timeline import Timeline, percent_of_ideal
 
 WARM_UP = 2
@@ -77,12 +82,33 @@ class Arm:
     gemm_slowdown: float
     bytes_by_engine: dict[str, int]
     timeline: Timeline = field(repr=False, default_factory=lambda: Timeline(()))
+    """One recorded call. Its time need not be the median."""
     samples: tuple[float, ...] = field(repr=False, default=())
+    chose: str = ""
+    """What `auto` has chosen; empty for other arms."""
+    why: str = ""
+
+    @property
+    def quartiles(self) -> tuple[float, float]:
+        """Half of the rounds lie between them."""
+        if len(self.samples) < 2:
+            return self.seconds, self.seconds
+        low, _, high = statistics.quantiles(self.samples, n=4, method="inclusive")
+        return low, high
+
+    @property
+    def spread_percent(self) -> float:
+        """Half the distance of the quartiles, in percent of the median."""
+        low, high = self.quartiles
+        return 50.0 * (high - low) / self.seconds if self.seconds else 0.0
 
     def to_json(self) -> dict[str, Any]:
+        chosen = {"chose": self.chose, "why": self.why} if self.chose else {}
         return {
             "name": self.name,
+            **chosen,
             "median_ms": self.seconds * 1e3,
+            "quartiles_ms": [1e3 * seconds for seconds in self.quartiles],
             "speedup": self.speedup,
             "percent_of_ideal": self.percent_of_ideal,
             "gemm_slowdown": self.gemm_slowdown,
@@ -102,10 +128,26 @@ class Measurement:
     arms: tuple[Arm, ...]
     yardstick: float = 0.0
     """Seconds of the yardstick GEMM; 0 if none was requested."""
+    auto: Arm | None = None
+    """Calls with `schedule="auto"`, after it has settled; None if it was not asked for."""
+    company: Company | None = None
+    """What other programs used meanwhile; None if that is unknown."""
+    threads: int = 1
 
     @property
     def ideal(self) -> float:
         return max(self.compute, self.communication)
+
+    @property
+    def busy(self) -> bool:
+        """Whether other programs took part of the cores that the ranks wanted."""
+        wanted = self.operation.world * self.threads
+        return self.company is not None and self.company.disturbs(wanted)
+
+    @property
+    def every(self) -> tuple[Arm, ...]:
+        """All arms, `auto` last."""
+        return self.arms if self.auto is None else (*self.arms, self.auto)
 
     def arm(self, name: str) -> Arm:
         return next(arm for arm in self.arms if arm.name == name)
@@ -123,6 +165,9 @@ class Measurement:
             "serial_ms": self.serial * 1e3,
             "ideal_ms": self.ideal * 1e3,
             "schedules": [arm.to_json() for arm in self.arms],
+            "auto": None if self.auto is None else self.auto.to_json(),
+            "busy": self.busy,
+            "cores_used_by_others": None if self.company is None else self.company.others,
         }
 
 
@@ -135,9 +180,12 @@ def measure(
     threads: int = 1,
     yardstick: tuple[int, int, int] | None = None,
     device: str = "cpu",
+    auto: bool = False,
     report: Report | None = None,
 ) -> Measurement:
     """Starts the ranks and measures. `serial@dma` is always among the arms.
+
+    auto: whether also calls with `schedule="auto"`, which has settled on a schedule before.
 
     yardstick: M, N, K of a float32 GEMM that runs as one of the arms and shows how fast the machine
     is at that time. device: where the tensors are; rank r uses the r-th of that kind.
@@ -146,6 +194,7 @@ def measure(
     arms = list(dict.fromkeys([serial, *schedules]))
     for schedule in arms:
         operation.lower(schedule)
+    before = busyness.now()
     results = launch(
         operation.world,
         _measure_rank,
@@ -155,11 +204,13 @@ def measure(
         repeat,
         yardstick,
         device,
+        auto,
         threads=threads,
         report=report,
     )
     result: Measurement = results[0]
-    return result
+    company = busyness.between(before, busyness.now())
+    return replace(result, company=company, threads=threads)
 
 
 def _measure_rank(
@@ -170,6 +221,7 @@ def _measure_rank(
     repeat: int,
     yardstick: tuple[int, int, int] | None,
     device: str,
+    auto: bool,
 ) -> Measurement | None:
     finish = prepare_device(device)
     fabric = of(None, device)
@@ -185,15 +237,29 @@ def _measure_rank(
     if yardstick is not None:
         arms[YARDSTICK] = _multiplications(*yardstick)
     arms.update({str(schedule): made.call(schedule) for schedule in schedules})
+    if auto:
+        arms[AUTO] = made.call(AUTO)
     arms = {name: finished(arm, finish) for name, arm in arms.items()}
+    chosen = _settled(arms[AUTO], report) if auto else None
     samples = interleaved(arms, repeat, report)
     timelines: dict[str, list[Timeline]] = {}
-    for schedule in schedules:
-        report(1.0, f"recording {schedule}")
-        timelines[str(schedule)] = _recorded(arms[str(schedule)])
+    for name in [*map(str, schedules), *([AUTO] if auto else [])]:
+        report(1.0, f"recording {name}")
+        timelines[name] = _recorded(arms[name])
     if fabric.rank != 0:
         return None
-    return _summarise(operation, link, schedules, samples, timelines)
+    return _summarise(operation, link, schedules, samples, timelines, chosen)
+
+
+def _settled(call: Callable[[], None], report: Report) -> tuple[str, str]:
+    """Calls `auto` until it has compared its choice with serial; the schedule on which it has
+    settled, and the reason. Collective: every rank makes as many calls."""
+    for number in range(MOST_CALLS + 1):
+        report(0.0, f"auto tries its choice, call {number + 1}")
+        call()
+    found = explain_plan()
+    assert found is not None
+    return found[1].schedule, found[1].why
 
 
 def prepare_device(device: str) -> Callable[[], object] | None:
@@ -288,32 +354,34 @@ def _summarise(
     schedules: list[Schedule],
     samples: dict[str, list[float]],
     timelines: dict[str, list[Timeline]],
+    chosen: tuple[str, str] | None,
 ) -> Measurement:
     median = {name: statistics.median(values) for name, values in samples.items()}
     compute, communication = median["compute"], median["communication"]
     serial = median[SERIAL]
-    arms = []
-    for schedule in schedules:
-        name = str(schedule)
+
+    def arm(name: str, schedule: Schedule, chose: str = "", why: str = "") -> Arm:
         recorded = sorted(timelines[name], key=lambda t: t.seconds)[RECORDED // 2]
-        plan = operation.lower(schedule)
         matmul = max(recorded.matmul_seconds(rank) for rank in range(operation.world))
-        arms.append(
-            Arm(
-                name=name,
-                seconds=median[name],
-                speedup=statistics.median(
-                    one / other for one, other in zip(samples[SERIAL], samples[name], strict=True)
-                ),
-                percent_of_ideal=percent_over_rounds(samples, name, SERIAL),
-                gemm_slowdown=matmul / compute if compute > 0 else 1.0,
-                bytes_by_engine=plan.bytes_by_engine(0),
-                timeline=recorded,
-                samples=tuple(samples[name]),
-            )
+        return Arm(
+            name=name,
+            seconds=median[name],
+            speedup=statistics.median(
+                one / other for one, other in zip(samples[SERIAL], samples[name], strict=True)
+            ),
+            percent_of_ideal=percent_over_rounds(samples, name, SERIAL),
+            gemm_slowdown=matmul / compute if compute > 0 else 1.0,
+            bytes_by_engine=operation.lower(schedule).bytes_by_engine(0),
+            timeline=recorded,
+            samples=tuple(samples[name]),
+            chose=chose,
+            why=why,
         )
+
+    arms = tuple(arm(str(schedule), schedule) for schedule in schedules)
+    auto = None if chosen is None else arm(AUTO, Schedule.parse(chosen[0]), *chosen)
     known = median.get(YARDSTICK, 0.0) / YARDSTICK_CALLS
-    return Measurement(operation, link, compute, communication, serial, tuple(arms), known)
+    return Measurement(operation, link, compute, communication, serial, arms, known, auto)
 
 
 def percent_over_rounds(samples: Mapping[str, Sequence[float]], arm: str, serial: str) -> float:

@@ -1,4 +1,4 @@
-"""Figures of a C3 study: percent of ideal per strategy, slowdowns, and the effect of units."""
+"""Figures of a C3 study: share of the possible gain, slowdowns, and the effect of units."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def _inside(percent: float) -> str:
 
 
 def ladder(study: Study) -> Spec:
-    """Percent of ideal per strategy, from top to bottom: a bar for the mean, a dot for each kind of
-    scenario, and a stroke for the published value of the real machine."""
+    """Share of the possible gain per strategy, from top to bottom: a bar for the mean, a dot for
+    each kind of scenario, and a stroke for the published value of the real machine."""
     means = study.means()
     rows = list(range(len(means)))
     data: list[Spec] = [
@@ -68,7 +68,7 @@ def ladder(study: Study) -> Spec:
         "layout": {
             **_plain(),
             "hovermode": "closest",
-            "xaxis": {"title": {"text": "% of ideal"}, "fixedrange": True},
+            "xaxis": {"title": {"text": "share of the possible gain, %"}, "fixedrange": True},
             "yaxis": _names([mean.name for mean in means]),
             "shapes": [_upright(100.0)],
         },
@@ -113,8 +113,8 @@ def sides(study: Study) -> Spec:
 
 
 def heat_map(study: Study) -> tuple[Spec, int]:
-    """Percent of ideal of every strategy in every scenario, and the height. Scenarios are rows,
-    grouped by kind."""
+    """Share of the possible gain of every strategy in every scenario, and the height. Scenarios are
+    rows, grouped by kind."""
     names = [mean.name for mean in study.means()]
     scenarios = sorted(study.scenarios, key=lambda scenario: KINDS.index(scenario.kind))
     percents = [[_percent(scenario, name) for name in names] for scenario in scenarios]
@@ -196,7 +196,7 @@ def given(study: Study) -> Spec:
 
 
 def partitions(study: Study) -> Spec:
-    """Percent of ideal by the number of reserved units, one line per scenario."""
+    """Share of the possible gain by the number of reserved units, one line per scenario."""
     data: list[Spec] = []
     for scenario in study.scenarios:
         outcomes = scenario.sweeps["partitioned"]
@@ -227,7 +227,7 @@ def partitions(study: Study) -> Spec:
                 "fixedrange": True,
             },
             "yaxis": {
-                "title": {"text": "% of ideal"},
+                "title": {"text": "share of the possible gain, %"},
                 "range": [-105, 110],
                 "fixedrange": True,
             },
@@ -314,6 +314,7 @@ def _said(scenario: C3Scenario, name: str) -> str:
         return f"{head}<br>{name}: {scenario.refused.get(name, 'not tried')}"
     return (
         f"{head}<br>{outcome.strategy}: {duration(outcome.seconds)}, {outcome.speedup:.2f}x, "
-        f"{outcome.percent_of_ideal:.0f} % of ideal<br>GEMM {outcome.gemm_slowdown:.2f}x, "
+        f"{outcome.percent_of_ideal:.0f} % of the possible gain<br>"
+        f"GEMM {outcome.gemm_slowdown:.2f}x, "
         f"collective {outcome.collective_slowdown:.2f}x as long as alone"
     )

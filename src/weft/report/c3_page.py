@@ -31,12 +31,12 @@ Timelines = Callable[[str], tuple[list[Timeline], float]]
 
 def ladder_headers(study: Study) -> tuple[str, ...]:
     published = ("pub-\nlished",) if study.published else ()
-    percents = ("% of\nideal", *published)
+    percents = ("share of\ngain", *published)
     return ("strategy", *percents, "mean\nspeedup", "most", "GEMM", "collec-\ntive", *KINDS)
 
 
 def ladder_rows(study: Study) -> list[list[cells.Cell]]:
-    """One row per strategy, under `ladder_headers`. The last three are percent of ideal by kind."""
+    """One row per strategy, under `ladder_headers`. The last three are by kind."""
     known = study.published
     return [
         [
@@ -59,7 +59,7 @@ def scenario_headers(study: Study) -> tuple[str, ...]:
 
 
 def scenario_rows(study: Study) -> list[list[cells.Cell]]:
-    """One row per scenario, under `scenario_headers`: times alone, and percent of ideal."""
+    """One row per scenario, under `scenario_headers`: times alone, and shares of the gain."""
     names = [mean.name for mean in study.means()]
     rows: list[list[cells.Cell]] = []
     for scenario in study.scenarios:
@@ -81,7 +81,7 @@ def rule_rows(study: Study) -> list[list[cells.Cell]]:
     """One row per rule, under `RULE_HEADERS`."""
     return [
         [
-            rule.question,
+            rule.question.replace("units", "compute units"),
             f"{rule.num_best} of {rule.of}",
             f"{100 * rule.mean_loss:.1f} %",
             f"{100 * rule.worst_loss:.1f} %",
@@ -96,8 +96,8 @@ def summary_of(study: Study) -> str:
     first, last = study.means()[0], study.means()[-1]
     how = "measured" if study.measured else "simulated"
     said = (
-        f"On {study.title} ({how}), independent GEMMs and collectives reach "
-        f"{first.percent_of_ideal:.0f} % of ideal as they come ({first.name}) and "
+        f"On {study.world} ranks of {study.title} ({how}), independent GEMMs and collectives reach "
+        f"{first.percent_of_ideal:.0f} % of the possible gain as they come ({first.name}) and "
         f"{last.percent_of_ideal:.0f} % under {last.name}, up to {last.most:.2f}x over serial."
     )
     if "dma" in means:
@@ -114,20 +114,34 @@ def summary_of(study: Study) -> str:
     return said
 
 
+def verdict_of(study: Study) -> str:
+    """Which strategy to use, in one sentence."""
+    best = max(study.means(), key=lambda mean: mean.percent_of_ideal)
+    first = study.means()[0]
+    return (
+        f"Use {best.name}: {best.speedup:.2f}x over serial on average, "
+        f"{best.percent_of_ideal:.0f} % of the possible gain, against "
+        f"{first.percent_of_ideal:.0f} % as they come ({first.name})."
+    )
+
+
 def write_c3_page(
     path: str | os.PathLike[str], study: Study, timelines: Timelines | None = None
 ) -> Path:
     """Writes the page atomically. timelines: the timelines of a scenario, if there are any."""
     how = "measured" if study.measured else "simulated"
-    page = Page(f"Compute beside communication on {study.machine}, {how}", summary_of(study))
+    page = Page(
+        f"Compute beside communication on {study.machine}, {how}",
+        f"{verdict_of(study)} {summary_of(study)}",
+    )
     _ladder(page, study)
     _sides(page, study)
     spec, height = figures.heat_map(study)
     page.section(
         "Every scenario",
-        "Percent of ideal: blue is near it, orange is no gain over serial. Names say what bounds "
-        "the GEMM (cb: arithmetic, mb: memory), the bytes or time of the collective, and whether "
-        "it is an all-gather (ag) or an all-to-all (a2a).",
+        "Share of the possible gain: blue is near all, orange is no gain over serial. Names say "
+        "what bounds the GEMM (cb: arithmetic, mb: memory), the bytes or time of the collective, "
+        "and whether it is an all-gather (ag) or an all-to-all (a2a).",
     )
     page.figure(spec, height=height, min_width=480)
     if study.units is not None:
@@ -141,7 +155,9 @@ def write_c3_page(
         page.table(RULE_HEADERS, rule_rows(study))
     if timelines is not None:
         _timelines(page, study, timelines)
-    page.section("All numbers", "Times alone in milliseconds; strategies in percent of ideal.")
+    page.section(
+        "All numbers", "Times alone in milliseconds; strategies in percent of the possible gain."
+    )
     headers = [header.replace("-\n", "").replace("\n", " ") for header in scenario_headers(study)]
     page.table(headers, scenario_rows(study))
     for strategy, reason in {n: r for s in study.scenarios for n, r in s.refused.items()}.items():
@@ -155,8 +171,8 @@ def _ladder(page: Page, study: Study) -> None:
     page.facts(
         {
             "scenarios": str(len(study.scenarios)),
-            means[0].name: f"{means[0].percent_of_ideal:.0f} % of ideal",
-            best.name: f"{best.percent_of_ideal:.0f} % of ideal",
+            means[0].name: f"{means[0].percent_of_ideal:.0f} % of the gain",
+            best.name: f"{best.percent_of_ideal:.0f} % of the gain",
             "most": f"{max(mean.most for mean in means):.2f}x over serial",
         }
     )

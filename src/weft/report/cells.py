@@ -6,10 +6,13 @@ import math
 import re
 from collections.abc import Sequence
 
+from weft.report.units import SLOWER
+
 Cell = str | int | float | None
 
 _NUMBER = re.compile(r"[-+]?[\d.,]+(e[-+]?\d+)?\s*([%x]|[a-zA-Zµ/]{1,7})?")
-_EMPTY = ("", "-")
+_EMPTY = ("", "-", SLOWER)
+"""Texts that say nothing about whether a column holds numbers."""
 
 
 def columns_of(headers: Sequence[str], rows: Sequence[Sequence[Cell]]) -> list[list[str]]:

@@ -47,7 +47,7 @@ AGAINST: Mapping[str, Callable[[Character], float]] = {
 
 
 def rows_of(found: Characterization) -> list[list[cells.Cell]]:
-    """One row per shape, under `HEADERS`. Losses are percent of the time of the GEMM alone."""
+    """One row per shape, under `HEADERS`. Losses are multiples of the time of the GEMM alone."""
     return [
         [
             character.shape.m,
@@ -56,8 +56,8 @@ def rows_of(found: Characterization) -> list[list[cells.Cell]]:
             round(character.op_to_byte),
             digits(character.num_bytes / 1e6),
             digits(1e3 * character.seconds),
-            *(f"{100 * character.decomposition[cut]:z.0f} %" for cut in CUTS),
-            *(f"{100 * character.contention[engine]:z.0f} %" for engine in DRIVERS),
+            *(_times(character.decomposition[cut]) for cut in CUTS),
+            *(_times(character.contention[engine]) for engine in DRIVERS),
         ]
         for character in found.characters
     ]
@@ -68,28 +68,59 @@ def summary_of(found: Characterization) -> str:
 
     def medians(losses: Losses) -> str:
         return ", ".join(
-            f"{name} {100 * statistics.median(map(loss, found.characters)):z.0f} %"
+            f"{name} {_times(statistics.median(map(loss, found.characters)))}"
             for name, loss in losses.items()
         )
 
     how = "measured" if found.measured else "simulated"
     return (
-        f"On {found.title} ({how}), a GEMM takes longer if it is cut into parts (medians over the "
-        f"shapes): {medians(DECOMPOSITION)}. During communication: {medians(CONTENTION)}."
+        f"On {found.title} ({how}), a GEMM cut into parts takes so many times as long (medians "
+        f"over the shapes): {medians(DECOMPOSITION)}. During communication: {medians(CONTENTION)}."
     )
+
+
+def _times(loss: float) -> str:
+    """A loss as a multiple of the time of the whole GEMM alone: `1.21x`, `22x`."""
+    return f"{1 + loss:.2f}x" if loss < 9 else f"{1 + loss:.0f}x"
+
+
+def verdict_of(found: Characterization) -> str:
+    """Whether a GEMM is safe to cut, in one sentence: from which work on it is, by measurement or
+    simulation of the shapes."""
+    axis, pieces = CUTS[0]
+    name = f"{axis.upper()} into {pieces} parts"
+    ordered = sorted(found.characters, key=lambda c: c.seconds)
+    unsafe = [c.seconds for c in ordered if c.decomposition[CUTS[0]] > SAFE]
+    safe = [c for c in ordered if not unsafe or c.seconds > max(unsafe)]
+    if not safe:
+        return (
+            f"Is my GEMM safe to cut? On {found.title}, none of these shapes surely is: cutting "
+            f"{name} makes even some of the longest more than {100 * SAFE:.0f} % longer."
+        )
+    return (
+        f"Is my GEMM safe to cut? On {found.title}, if it takes {duration(safe[0].seconds)} or "
+        f"more: from there on, cutting {name} makes it at most {100 * SAFE:.0f} % longer."
+    )
+
+
+SAFE = 0.25
+"""The cost of splitting up to which a GEMM counts as safe to cut."""
 
 
 def write_characterize_page(path: str | os.PathLike[str], found: Characterization) -> Path:
     """Writes the page atomically."""
-    page = Page(f"The cost of cutting and of contention on {found.machine}", summary_of(found))
+    page = Page(
+        f"Cost of splitting and of sharing the GPU on {found.machine}",
+        f"{verdict_of(found)} {summary_of(found)}",
+    )
     sections = (
         (
-            "Decomposition loss",
+            "Cost of splitting",
             "The time of all parts of a GEMM, one after the other, relative to the whole GEMM.",
             DECOMPOSITION,
         ),
         (
-            "Contention loss",
+            "Cost of sharing the GPU with communication",
             "The time of a GEMM during copies, relative to the GEMM alone.",
             CONTENTION,
         ),
@@ -99,7 +130,9 @@ def write_characterize_page(path: str | os.PathLike[str], found: Characterizatio
         page.legend({name: COLOURS[name] for name in losses})
         for label, measure in AGAINST.items():
             page.figure(_scatter(found, losses, label, measure), height=330)
-    page.section("All numbers", "Losses in percent of the GEMM's own time, by cut and by driver.")
+    page.section(
+        "All numbers", "How many times as long as the whole GEMM alone, by cut and by driver."
+    )
     page.table(HEADERS, rows_of(found))
     return page.write(path)
 

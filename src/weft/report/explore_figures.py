@@ -19,7 +19,7 @@ from weft.study.exploration import Exploration, Scenario, ScheduleOutcome
 LOSSES = (
     # loss, label, colour
     ("exposed_communication", "exposed communication", "#e69f00"),
-    ("decomposition", "decomposition", "#009e73"),
+    ("decomposition", "cost of splitting", "#009e73"),
     ("contention", "contention", "#d55e00"),
     ("launch", "launch", "#7d5ba6"),
 )
@@ -166,9 +166,17 @@ def where(scenario: Scenario) -> tuple[Spec, int]:
 
     The axis ends a little after serial. Longer bars are cut off, with their time at the edge.
     """
-    outcomes = sorted(scenario.outcomes, key=lambda outcome: outcome.seconds)
+    found = {outcome.schedule: outcome for outcome in scenario.outcomes}
+    if scenario.auto is not None:  # it may choose a schedule that is not among the usual ones
+        found.setdefault(scenario.auto.outcome.schedule, scenario.auto.outcome)
+    outcomes = sorted(found.values(), key=lambda outcome: outcome.seconds)
     rows = list(range(len(outcomes)))
     names = [escape(outcome.schedule.name) for outcome in outcomes]
+    chosen = None if scenario.auto is None else scenario.auto.outcome.schedule
+    labels = [
+        f"<b>auto</b> · {name}" if outcome.schedule == chosen else name
+        for name, outcome in zip(names, outcomes, strict=True)
+    ]
     parts = [_parts(outcome) for outcome in outcomes]
     # Negative losses (waits that ideal has, too, or parts faster than the whole) shorten the ideal
     # part of a bar, so that the bar still ends at the time of its schedule.
@@ -193,7 +201,7 @@ def where(scenario: Scenario) -> tuple[Spec, int]:
                 "fixedrange": True,
                 "zeroline": False,
             },
-            "yaxis": {**_categories(names), "range": [len(rows) - 0.5, -0.5]},
+            "yaxis": {**_categories(labels), "range": [len(rows) - 0.5, -0.5]},
             "shapes": [_line(scenario.serial), _line(scenario.ideal)],
             "annotations": [
                 _note("serial", scenario.serial),
@@ -235,7 +243,7 @@ def _cell(number: int, scenario: Scenario, schedule: Schedule) -> list[Any]:
     lines = [
         head,
         f"{duration(outcome.seconds)}: {outcome.speedup:.2f}x, "
-        f"{outcome.percent_of_ideal:.0f} % of ideal",
+        f"{outcome.percent_of_ideal:.0f} % of the possible gain",
     ]
     lost = _parts(outcome)
     for key, name in (*((key, name) for key, name, _ in LOSSES), ("hidden", "hidden")):

@@ -20,7 +20,7 @@ from weft.report.explore_figures import (
     where,
 )
 from weft.report.page import Page
-from weft.report.units import duration
+from weft.report.units import duration, share
 from weft.study.exploration import Exploration, Scenario
 from weft.timeline import Timeline
 
@@ -35,9 +35,11 @@ HEADERS = (
     "ideal",
     "best schedule",
     "speedup",
-    "of ideal",
-    "shard-p2p",
+    "share of gain",
+    "auto",
+    "auto's speedup",
     "adaptive",
+    "shard-p2p",
 )
 
 
@@ -52,9 +54,11 @@ def rows_of(exploration: Exploration) -> list[list[cells.Cell]]:
             1e3 * scenario.ideal,
             scenario.best.schedule.name,
             f"{scenario.best.speedup:.2f}x",
-            f"{scenario.best.percent_of_ideal:.0f} %",
-            _times(scenario, "shard-p2p@dma"),
+            share(scenario.best.percent_of_ideal),
+            None if scenario.auto is None else scenario.auto.outcome.schedule.name,
+            None if scenario.auto is None else f"{scenario.auto.outcome.speedup:.2f}x",
             _times(scenario, "adaptive@dma"),
+            _times(scenario, "shard-p2p@dma"),
         ]
         for scenario in exploration.scenarios
     ]
@@ -80,6 +84,54 @@ def summary_of(exploration: Exploration) -> str:
     return said + "."
 
 
+def verdict_of(exploration: Exploration) -> str:
+    """Which schedule to use, in one sentence; over several shapes, how good `auto` is."""
+    scenarios = exploration.scenarios
+    if len(scenarios) == 1:
+        return _verdict(scenarios[0])
+    gains = [scenario.best.speedup for scenario in scenarios]
+    text = (
+        f"Overlap gives {min(gains):.2f}x to {max(gains):.2f}x over serial under the best schedule "
+        "of each shape"
+    )
+    behind = [
+        (slower, scenario)
+        for scenario in scenarios
+        if (slower := scenario.auto_percent_slower) is not None
+    ]
+    if not behind:
+        return f"{text}."
+    near = sum(slower <= NEAR for slower, _ in behind)
+    worst, where = max(behind, key=lambda pair: pair[0])
+    text += f"; auto is within {NEAR:g} % of it in {near} of {len(behind)}"
+    return text + (
+        f", at worst {worst:.0f} % slower ({where.shape.label})." if worst > NEAR else "."
+    )
+
+
+NEAR = 2.0
+"""Choices that are slower than the best by less than this percentage count as the best."""
+
+
+def _verdict(scenario: Scenario) -> str:
+    best = scenario.best
+    if best.speedup < 1.01:
+        text = "Do not overlap this: no schedule is more than 1 % faster than serial"
+    else:
+        text = (
+            f"Use {best.schedule}: {best.speedup:.2f}x over serial, "
+            f"{best.percent_of_ideal:.0f} % of the possible gain"
+        )
+    if scenario.auto is None:
+        return f"{text}."
+    chosen, slower = scenario.auto.outcome, scenario.auto_percent_slower or 0.0
+    if chosen.schedule == best.schedule:
+        return f"{text}; auto chooses it."
+    if slower <= NEAR:
+        return f"{text}; auto chooses {chosen.schedule}, which is as fast within {NEAR:g} %."
+    return f"{text}; auto chooses {chosen.schedule}, which is {slower:.0f} % slower than best."
+
+
 def write_explore_page(
     path: str | os.PathLike[str],
     exploration: Exploration,
@@ -88,7 +140,7 @@ def write_explore_page(
     """Writes the page atomically."""
     scenarios = exploration.scenarios
     title = f"{exploration.operation} on {exploration.world} x {exploration.machine.name}"
-    page = Page(f"{title}, simulated", summary_of(exploration))
+    page = Page(f"{title}, simulated", f"{verdict_of(exploration)} {summary_of(exploration)}")
     if len(scenarios) > 1:
         _at_a_glance(page, exploration)
     close = scenarios[:MOST_CLOSELY]
@@ -121,7 +173,7 @@ def _at_a_glance(page: Page, exploration: Exploration) -> None:
             "scenarios": str(len(scenarios)),
             "largest ideal": f"{ideal:.2f}x",
             "best reached": f"{max(s.best.speedup for s in scenarios):.2f}x",
-            "median of ideal": f"{median:.0f} %",
+            "median share of the possible gain": f"{median:.0f} %",
         }
     )
     spec, height, width = heat_map(exploration)
@@ -149,6 +201,8 @@ def _closely(scenario: Scenario, timelines: list[Timeline]) -> Callable[[Page], 
                 scenario.best.schedule.name: duration(scenario.best.seconds),
             }
         )
+        if scenario.auto is not None:
+            page.text(f"auto chooses {scenario.auto.outcome.schedule}: {scenario.auto.why}.")
         page.legend({"ideal": IDEAL_COLOUR, **{name: colour for _, name, colour in LOSSES}})
         spec, height = where(scenario)
         page.figure(spec, height=height)

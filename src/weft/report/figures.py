@@ -50,8 +50,8 @@ def gantt(timeline: Timeline, *, seconds: float, ideal: float | None = None) -> 
                 "showgrid": False,
                 "zeroline": False,
             },
-            "shapes": [*_separators(lanes), *([_mark(ideal * 1e3)] if ideal else [])],
-            "annotations": [_mark_label(ideal)] if ideal else [],
+            "shapes": [*_separators(lanes), *([mark(ideal * 1e3)] if ideal else [])],
+            "annotations": [mark_label(ideal)] if ideal else [],
             "meta": {
                 "gantt": True,
                 "title": timeline.title,
@@ -77,57 +77,6 @@ def lane_labels(lanes: Sequence[tuple[int, str]]) -> list[str]:
         labels.append(head + escape(lane))
         last = rank
     return labels
-
-
-def totals(timelines: Sequence[Timeline], *, ideal: float | None = None) -> Spec:
-    """One bar per schedule with its time, the fastest in colour, and a line at the ideal."""
-    numbers = [timeline.seconds * 1e3 for timeline in timelines]
-    names = names_of(timelines)
-    longest = max([*numbers, (ideal or 0.0) * 1e3], default=0.0)
-    fastest = min(numbers, default=0.0)
-    return {
-        "data": [
-            {
-                "type": "bar",
-                "orientation": "h",
-                "x": numbers,
-                "y": list(range(len(names))),
-                "width": 0.62,
-                "text": [units.duration(t.seconds) for t in timelines],
-                "textposition": "outside",
-                "cliponaxis": False,
-                "marker": {"color": ["#0072b2" if n == fastest else "#8a9bab" for n in numbers]},
-                "customdata": [[escape(name)] for name in names],
-                "hovertemplate": "<b>%{customdata[0]}</b><br>%{text}<extra></extra>",
-            }
-        ],
-        "layout": {
-            "showlegend": False,
-            "margin": {"l": 8, "r": 14, "t": 22 if ideal else 6, "b": 40},
-            "xaxis": {
-                "title": {"text": "ms", "standoff": 4},
-                "range": [0, longest * 1.3 or 1],
-                "showgrid": True,
-                "fixedrange": True,
-                "zeroline": False,
-            },
-            "yaxis": {
-                "range": [len(names) - 0.4, -0.6],
-                "tickvals": list(range(len(names))),
-                "ticktext": [escape(name) for name in names],
-                "fixedrange": True,
-                "showgrid": False,
-                "zeroline": False,
-            },
-            "shapes": [_mark(ideal * 1e3)] if ideal else [],
-            "annotations": [_mark_label(ideal)] if ideal else [],
-        },
-    }
-
-
-def totals_height(timelines: Sequence[Timeline]) -> int:
-    """The height of `totals` in pixels."""
-    return max(len(timelines), 2) * (34 if len(timelines) <= 8 else 24) + 70
 
 
 def names_of(timelines: Sequence[Timeline]) -> list[str]:
@@ -179,7 +128,8 @@ def _separators(lanes: Sequence[tuple[int, str]]) -> list[Spec]:
     ]
 
 
-def _mark(ms: float) -> Spec:
+def mark(ms: float) -> Spec:
+    """A dotted line at a time in milliseconds."""
     return {
         "type": "line",
         "yref": "paper",
@@ -191,7 +141,8 @@ def _mark(ms: float) -> Spec:
     }
 
 
-def _mark_label(seconds: float) -> Spec:
+def mark_label(seconds: float) -> Spec:
+    """The label of the line at the ideal."""
     return {
         "x": seconds * 1e3,
         "y": 1,

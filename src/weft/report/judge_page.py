@@ -20,22 +20,27 @@ COLOURS = {"heuristic": "#0072b2", "fixed": "#009e73", "paper": "#d55e00"}
 MOST_MISSES = 100
 
 
-def judgement_page(path: str | os.PathLike[str], judgement: Judgement) -> Path:
-    """Writes the page atomically."""
+def judged(judgement: Judgement) -> str:
+    """How good the choices are, in one sentence."""
     score = judgement.score("heuristic")
     what = "The schedule chosen from static sizes"
     near, share = 2, score.within_2_percent
     if judgement.machine == calibrated.NAME:  # measured: 2 % are noise
         what = "The schedule on which auto settles in its first calls, measured,"
         near, share = 10, score.within_10_percent
-    summary = (
-        f"{what} is within {near} % of the best in {share:.1f} % of {score.count} scenarios; the "
-        f"mean regret is {score.mean_regret:.2f} %, and {score.slower_than_serial} are slower than "
-        f"serial by more than {100 * judgement.tolerance:.0f} %."
+    return (
+        f"{what} is within {near} % of the best in {share:.1f} % of {score.count} scenarios, on "
+        f"average {score.mean_regret:.2f} % slower than best, and {score.slower_than_serial} are "
+        f"slower than serial by more than {100 * judgement.tolerance:.0f} %."
     )
-    page = Page(f"Choosing on {judgement.machine}, seed {judgement.seed}", summary)
+
+
+def judgement_page(path: str | os.PathLike[str], judgement: Judgement) -> Path:
+    """Writes the page atomically."""
+    title = f"How good schedule=auto chooses on {judgement.machine}, seed {judgement.seed}"
+    page = Page(title, judged(judgement))
     page.section(
-        "Regret",
+        "Slower than best",
         "For each set of candidates, the share of scenarios in which the choice takes at most this "
         "much longer than the best of the set.",
     )
@@ -61,7 +66,7 @@ def judgement_page(path: str | os.PathLike[str], judgement: Judgement) -> Path:
             "exact",
             "within 2 %",
             "within 10 %",
-            "mean regret",
+            "slower than best, mean",
             "worst",
             "slower than serial",
         ),
@@ -110,7 +115,7 @@ def _misses(page: Page, judgement: Judgement) -> None:
         text += f" The worst {MOST_MISSES} of {len(missed)} are here."
     page.section("Misses", text)
     page.table(
-        ("scenario", "links", "chosen", "best", "regret", "against serial"),
+        ("scenario", "links", "chosen", "best", "slower than best", "against serial"),
         [_miss(verdict) for verdict in missed[:MOST_MISSES]],
     )
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -213,53 +212,6 @@ class Page:
             yield f"<script>{plotly_js}</script>\n"
             yield f"<script>\nconst COLOURS = {_json(COLOURS)};\n{js}</script>\n"
         yield "</body>\n</html>\n"
-
-
-def timelines_page(
-    path: str | os.PathLike[str],
-    timelines: Sequence[Timeline],
-    *,
-    title: str,
-    summary: str = "",
-    facts: Facts | None = None,
-    ideal: float | None = None,
-) -> Path:
-    """Writes a page of timelines: totals against the ideal (in seconds), where the time went, every
-    timeline, and a chooser that draws two of them in one chart."""
-    page = Page(title, summary)
-    if facts:
-        page.facts(facts)
-    page.section("Total time")
-    page.figure(figures.totals(timelines, ideal=ideal), height=figures.totals_height(timelines))
-    fastest = min(range(len(timelines)), key=lambda i: timelines[i].seconds, default=None)
-    page.section("Where the time went", "Milliseconds, as a mean over the ranks.")
-    page.table(
-        ["schedule", "total", "computing", "copying", "both at once", "exposed copying"],
-        [_where(name, t) for name, t in zip(figures.names_of(timelines), timelines, strict=True)],
-        best=fastest,
-    )
-    page.section(
-        "Timelines",
-        "All share one time axis: zooming into one zooms into all; a double click goes back.",
-    )
-    return page.timelines(timelines, ideal=ideal).write(path)
-
-
-def _where(name: str, timeline: Timeline) -> list[cells.Cell]:
-    ranks = timeline.ranks
-    worked = replace(timeline, spans=tuple(s for s in timeline.spans if s.kind != WAIT))
-
-    def mean(values: Iterable[float]) -> float:
-        return max(1e3 * sum(values) / max(len(ranks), 1), 0.0)  # not -0.0 from rounding
-
-    return [
-        name,
-        timeline.seconds * 1e3,
-        mean(worked.compute_seconds(rank) for rank in ranks),
-        mean(worked.communication_seconds(rank) for rank in ranks),
-        mean(worked.overlap_seconds(rank) for rank in ranks),
-        mean(worked.exposed_communication(rank) for rank in ranks),
-    ]
 
 
 def _overlay(timelines: Sequence[Timeline], names: Sequence[str], ids: Sequence[str]) -> str:

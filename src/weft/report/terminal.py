@@ -1,21 +1,17 @@
-"""Tables and timelines for the terminal, of a limited width, and readable without colour."""
+"""Timelines for the terminal, of a limited width, and readable without colour."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from rich import box
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
-from rich.constrain import Constrain
 from rich.measure import Measurement
 from rich.segment import Segment
 from rich.style import Style
-from rich.table import Table
-from rich.text import Text
 
-from weft.report import cells, units
+from weft.report import units
 from weft.report.palette import COPY, WAIT, Fill, fills_of, lanes_of, lighter
 from weft.report.raster import EIGHTHS, Cell, Key, busy_shares, rasterize
 from weft.timeline import COMPUTE, Span, Timeline
@@ -28,47 +24,6 @@ _LOWER = " ▁▂▃▄▅▆▇█"
 _ASCII = str.maketrans("─┴┊┤·…", "-+:|.~")
 _DIM = Style(dim=True)
 _BOLD = Style(bold=True)
-_BEST = "bold green"
-
-
-def table(
-    headers: Sequence[str],
-    rows: Sequence[Sequence[cells.Cell]],
-    *,
-    title: str | None = None,
-    caption: str | None = None,
-    best: int | None = None,
-    width: int = 100,
-    whole: Collection[int] = (),
-) -> RenderableType:
-    """A table of at most `width` columns. Numbers are aligned right, row `best` is bold.
-
-    whole: columns of names that must not be broken into lines; others give way to them.
-    """
-    drawn = Table(
-        box=box.SIMPLE_HEAD,
-        title=None if title is None else Text(title),
-        caption=None if caption is None else Text(caption),
-        title_justify="left",
-        caption_justify="left",
-        title_style="bold",
-        pad_edge=False,
-    )
-    columns = cells.columns_of(headers, rows)
-    for place, (header, column) in enumerate(zip(headers, columns, strict=True)):
-        numeric = cells.is_numeric(column)
-        drawn.add_column(
-            Text(header),
-            justify="right" if numeric else "left",
-            no_wrap=numeric or place in whole,
-            overflow="ellipsis" if numeric else "fold",
-        )
-    for number, row in enumerate(zip(*columns, strict=True)):
-        texts = list(row)
-        if best is not None:
-            texts[0] = ("> " if number == best else "  ") + texts[0]
-        drawn.add_row(*map(Text, texts), style=_BEST if number == best else None)
-    return Constrain(drawn, width)
 
 
 def draw(

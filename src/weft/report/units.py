@@ -35,6 +35,15 @@ def digits(value: float) -> str:
     return f"{value:.{min(max(decimals, 0), 9)}f}" if abs(value) >= 1e-6 else f"{value:.2e}"
 
 
+SLOWER = "slower"
+
+
+def share(percent: float) -> str:
+    """The share of the possible gain as text: 100 % is complete overlap, and below 0 it is slower
+    than doing one thing after the other."""
+    return SLOWER if percent < -0.5 else f"{percent:z.0f} %"
+
+
 def scaled(value: float, unit: str) -> str:
     """For example `8.39 MB`: a number of `unit` with the best decimal prefix."""
     for prefix, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):

@@ -20,6 +20,8 @@ from weft.machine import Machine
 from weft.operation import find, ranks_label
 from weft.plan.tasks import AnyTask, Copy, Plan, Plannable
 from weft.schedule import Schedule
+from weft.select.heuristic import Choice, choose
+from weft.select.sizes import NoRule
 from weft.simulate import Losses, Simulation, check_fits, losses, run
 from weft.study.scenarios import Shape
 from weft.timeline import Timeline, percent_of_ideal
@@ -43,10 +45,20 @@ class ScheduleOutcome:
 
 
 @dataclass(frozen=True)
+class AutoOutcome:
+    """What `schedule="auto"` chooses in one scenario by its rule, what that takes, and the reason.
+    Calls on the real machine also try its rivals, which a simulation has no need of."""
+
+    outcome: ScheduleOutcome
+    why: str
+
+
+@dataclass(frozen=True)
 class Scenario:
     """One shape: its four times in seconds, and every schedule that fits the machine.
 
-    refused: the schedules that do not fit, with the reason.
+    refused: the schedules that do not fit, with the reason. auto: the choice of `auto`, if it was
+    asked for.
     """
 
     shape: Shape
@@ -57,6 +69,7 @@ class Scenario:
     serial: float
     outcomes: tuple[ScheduleOutcome, ...]
     refused: tuple[tuple[Schedule, str], ...] = ()
+    auto: AutoOutcome | None = None
 
     @property
     def ideal(self) -> float:
@@ -64,7 +77,16 @@ class Scenario:
 
     @property
     def best(self) -> ScheduleOutcome:
-        return min(self.outcomes, key=lambda outcome: outcome.seconds)
+        """The fastest of all; `auto` counts if nothing else was asked for."""
+        known = self.outcomes or ((self.auto.outcome,) if self.auto is not None else ())
+        return min(known, key=lambda outcome: outcome.seconds)
+
+    @property
+    def auto_percent_slower(self) -> float | None:
+        """How much longer the choice of `auto` takes than the best schedule, in percent."""
+        if self.auto is None or not self.best.seconds:
+            return None
+        return max(0.0, 100.0 * (self.auto.outcome.seconds / self.best.seconds - 1.0))
 
     def outcome(self, schedule: Schedule | str) -> ScheduleOutcome:
         """The outcome of a schedule."""
@@ -136,9 +158,12 @@ def explore(
     world: int,
     schedules: Sequence[Schedule] | None = None,
     progress: Progress | None = None,
+    *,
+    auto: bool | None = None,
 ) -> Exploration:
     """Simulates schedules (default: `Schedule.space`) of an operation for every shape.
 
+    auto: whether also the choice of `schedule="auto"`; by default if all schedules are simulated.
     Shapes are unsharded: every rank has N / world columns of B, rounded up. A schedule whose
     workspace does not fit is left out, with the reason. A shape that does not fit is an error.
     """
@@ -157,6 +182,7 @@ def explore(
     if not shapes:
         raise Unsupported("there are no shapes to explore")
     kind = find(operation_name)
+    with_auto = schedules is None if auto is None else auto
     scenarios = []
     with _uncollected():
         for number, shape in enumerate(shapes):
@@ -165,7 +191,7 @@ def explore(
             columns = -(-shape.n // world)
             operation = shape.operation(kind, columns, world)
             try:
-                scenarios.append(_explore(machine, operation, shape, schedules))
+                scenarios.append(_explore(machine, operation, shape, schedules, with_auto))
             except Unsupported as error:
                 raise Unsupported(f"{shape.label}: {error}") from error
     if progress is not None:
@@ -181,7 +207,7 @@ def explore_operation(
 ) -> Scenario:
     """Simulates schedules of one operation, whatever its sizes mean; `shape` names it."""
     with _uncollected():
-        return _explore(machine, operation, shape, schedules)
+        return _explore(machine, operation, shape, schedules, schedules is None)
 
 
 @contextmanager
@@ -198,7 +224,11 @@ def _uncollected() -> Iterator[None]:
 
 
 def _explore(
-    machine: Machine, operation: Plannable, shape: Shape, schedules: Sequence[Schedule] | None
+    machine: Machine,
+    operation: Plannable,
+    shape: Shape,
+    schedules: Sequence[Schedule] | None,
+    auto: bool,
 ) -> Scenario:
     known: dict[Schedule, Simulation] = {}
     for engine in ("dma", "cores"):
@@ -209,25 +239,39 @@ def _explore(
     alone: Any = operation.compute_only()
     compute = run(alone.lower(Schedule.parse("serial")), machine)
     communication = run(_only_copies(operation.lower(baseline)), machine).seconds
-    outcomes, refused = [], []
-    for schedule in Schedule.space(operation) if schedules is None else schedules:
+
+    outcomes: dict[Schedule, ScheduleOutcome] = {}
+    refused = []
+
+    def simulated(schedule: Schedule) -> ScheduleOutcome | None:
+        """The outcome of a schedule; None, and the reason is kept, if it does not fit."""
         plan = operation.lower(schedule)
         try:
             check_fits(plan, machine)
         except Unsupported as error:
             refused.append((schedule, str(error)))
-            continue
+            return None
         simulation = known.get(schedule) or run(plan, machine)
         seconds = simulation.seconds
-        outcomes.append(
-            ScheduleOutcome(
-                schedule,
-                seconds,
-                serial / seconds if seconds else 1.0,
-                percent_of_ideal(serial, seconds, compute.seconds, communication),
-                losses(simulation, compute, communication),
-            )
+        return ScheduleOutcome(
+            schedule,
+            seconds,
+            serial / seconds if seconds else 1.0,
+            percent_of_ideal(serial, seconds, compute.seconds, communication),
+            losses(simulation, compute, communication),
         )
+
+    for schedule in Schedule.space(operation) if schedules is None else schedules:
+        found = simulated(schedule)
+        if found is not None:
+            outcomes[schedule] = found
+    chosen = None
+    if auto:
+        choice = _choice(machine, operation)
+        found = outcomes.get(choice.schedule)
+        if found is None and choice.schedule not in dict(refused):
+            found = simulated(choice.schedule)
+        chosen = None if found is None else AutoOutcome(found, choice.why)
     return Scenario(
         shape,
         operation,
@@ -235,9 +279,18 @@ def _explore(
         compute.seconds,
         communication,
         serial,
-        tuple(outcomes),
+        tuple(outcomes.values()),
         tuple(refused),
+        chosen,
     )
+
+
+def _choice(machine: Machine, operation: Any) -> Choice:
+    """What `auto` chooses: by its rule, or serial for an operation that has none."""
+    try:
+        return choose(machine, operation)
+    except NoRule as unknown:
+        return Choice(Schedule.parse("serial"), f"{unknown} to overlap")
 
 
 def _only_copies(plan: Plan) -> Plan:
@@ -271,4 +324,17 @@ def _scenario_json(scenario: Scenario) -> dict[str, Any]:
             }
             for outcome in scenario.outcomes
         ],
+        "auto": _auto_json(scenario),
+    }
+
+
+def _auto_json(scenario: Scenario) -> dict[str, Any] | None:
+    if scenario.auto is None:
+        return None
+    return {
+        "schedule": scenario.auto.outcome.schedule.name,
+        "ms": 1e3 * scenario.auto.outcome.seconds,
+        "speedup": scenario.auto.outcome.speedup,
+        "slower_than_best_percent": scenario.auto_percent_slower,
+        "why": scenario.auto.why,
     }
