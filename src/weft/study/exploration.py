@@ -154,10 +154,14 @@ def explore_operation(
     operation: Plannable,
     shape: Shape,
     schedules: Sequence[Schedule] | None = None,
+    simulations: dict[Schedule, Simulation] | None = None,
 ) -> Scenario:
-    """Simulates schedules of one operation, whatever its sizes mean; `shape` names it."""
+    """Simulates schedules of one operation, whatever its sizes mean; `shape` names it.
+
+    simulations: receives the simulation of every schedule, for callers that want timelines.
+    """
     with _uncollected():
-        return _explore(machine, operation, shape, schedules)
+        return _explore(machine, operation, shape, schedules, simulations)
 
 
 @contextmanager
@@ -174,7 +178,11 @@ def _uncollected() -> Iterator[None]:
 
 
 def _explore(
-    machine: Machine, operation: Plannable, shape: Shape, schedules: Sequence[Schedule] | None
+    machine: Machine,
+    operation: Plannable,
+    shape: Shape,
+    schedules: Sequence[Schedule] | None,
+    simulations: dict[Schedule, Simulation] | None = None,
 ) -> Scenario:
     known: dict[Schedule, Simulation] = {}
     for engine in ("dma", "cores"):
@@ -194,6 +202,8 @@ def _explore(
             refused.append((schedule, str(error)))
             continue
         simulation = known.get(schedule) or run(plan, machine)
+        if simulations is not None:
+            simulations[schedule] = simulation
         seconds = simulation.seconds
         outcomes.append(
             ScheduleOutcome(
