@@ -118,7 +118,7 @@ def map_row(state: State, row: int, check: Check = lambda: None) -> Answer:
     return {"row": row, "rows": len(MAP_STEPS), "cells": cells}
 
 
-def timelines(state: State) -> list[Timeline]:
+def timelines(state: State, check: Check = lambda: None) -> list[Timeline]:
     """The drawn timelines of all ranks, titled with machine and schedule, for a trace."""
     found = []
     for machine in state.machines():
