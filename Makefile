@@ -43,8 +43,9 @@ $(VENV)/.ready: pyproject.toml constraints.txt $(NATIVE)
 
 native-test:
 	@cmake -S native -B build/native-tests -DWEFT_MODULES=OFF -DWEFT_TESTS=ON -DWEFT_ODR=ON >/dev/null
-	@cmake --build build/native-tests --parallel 2 >/dev/null
+	@cmake --build build/native-tests --parallel 2 --target native_tests loom_tests >/dev/null
 	@build/native-tests/native_tests
+	@build/native-tests/loom_tests
 
 odr: setup
 	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target build/odr/site \

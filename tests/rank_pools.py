@@ -41,6 +41,12 @@ DEADLINE = 20.0
 Environment = Mapping[str, "str | tuple[str, ...]"]
 """Variables of all ranks; where the value is a tuple, of each in turn."""
 
+PATIENCE = float(os.environ.get("WEFT_TEST_PATIENCE", "1"))
+"""How many times as long as they say tests wait for ranks, which a sanitizer makes slow."""
+
+POOLS = int(os.environ.get("WEFT_TEST_POOLS", "100"))
+"""How many pools wait for the next test at most; under a sanitizer, a rank takes much memory."""
+
 IMPORTED = ("torch", "torch.distributed", "weft")
 """What every server has imported."""
 
@@ -104,7 +110,7 @@ class Job:
         )
 
     def _receive(self, enough: Callable[[], bool], within: float) -> None:
-        until = time.monotonic() + within
+        until = time.monotonic() + within * PATIENCE
         while not enough():
             ready = wait(list(self._waiting), timeout=max(0.0, until - time.monotonic()))
             if not ready:
@@ -253,12 +259,14 @@ class Pools:
         """The pool that all tests share; new processes if the last test broke it. imports: modules
         that its ranks are to have imported when they start."""
         key = (world, *imports, *sorted((environment or {}).items()))
-        pool = self._pools.get(key)
-        if pool is None or not pool.usable:
-            if pool is not None:
-                pool.close()
-            pool = self._pools[key] = Pool(world, environment, imports)
-        return pool
+        pool = self._pools.pop(key, None)
+        if pool is not None and not pool.usable:
+            pool.close()
+            pool = None
+        while len(self._pools) >= POOLS:  # the one that was not used for longest
+            self._pools.pop(next(iter(self._pools))).close()
+        self._pools[key] = pool or Pool(world, environment, imports)
+        return self._pools[key]
 
     def fresh(self, world: int, environment: Environment | None = None) -> Pool:
         """A pool for one test alone: its ranks are closed by `close_fresh`."""

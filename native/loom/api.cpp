@@ -138,6 +138,19 @@ LOOM_EXPORT int loom_sleep(void* s, uint64_t nanoseconds) {  // a kernel that ta
     issue(vendor::stream(s), std::move(op));
   });
 }
+// A kernel that keeps its unit until the host sets `go`, for a time at most. It counts itself first.
+LOOM_EXPORT int loom_spin(void* s, int32_t* started, const int32_t* go, uint64_t nanoseconds) {
+  return tried([&] {
+    Op op;
+    op.name = "spin";
+    op.run = [=] {
+      const int64_t until = now_ns() + static_cast<int64_t>(nanoseconds);
+      __atomic_fetch_add(started, 1, __ATOMIC_ACQ_REL);
+      while (!__atomic_load_n(go, __ATOMIC_ACQUIRE) && now_ns() < until && !broken()) usleep(100);
+    };
+    issue(vendor::stream(s), std::move(op));
+  });
+}
 LOOM_EXPORT uint64_t loom_read_word(void* word) {
   return __atomic_load_n(reinterpret_cast<uint32_t*>(readable(word)), __ATOMIC_ACQUIRE);
 }

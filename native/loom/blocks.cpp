@@ -26,6 +26,9 @@ struct Block {
   Capture* capture = nullptr;
   const char* freed_at = "";
   std::vector<MarkPtr> marks;  // its uses on other streams when it was freed
+  // How often it was freed and is not poisoned yet. Its stream takes it before that, in its own
+  // order; for all others it is free at 0, which is released after the poison was written.
+  std::atomic<int> owed{0};
 };
 
 struct Heap {
@@ -94,8 +97,10 @@ void retire(Block* block) {
   op.origin = block->freed_at;
   op.bytes = block->bytes;
   op.rects = {rect_of(address(*block), block->bytes, 1, 0, true)};
-  op.run = [at = readable(address(*block)), bytes = block->bytes] {
-    std::memset(at, kPoison, bytes);
+  ++block->owed;
+  op.run = [at = readable(address(*block)), block] {
+    std::memset(at, kPoison, block->bytes);
+    block->owed.fetch_sub(1, std::memory_order_release);
   };
   std::lock_guard guard(heap().lock);
   heap().owed[block->stream].push_back(std::move(op));
@@ -160,13 +165,18 @@ Block* take_fresh(Heap& h, Stream* stream, size_t bytes) {
 
 void poison_freed(Stream* stream) {
   if (stream->capture || !stream->owes) return;
-  std::vector<Op> owed;
-  {
-    std::lock_guard guard(heap().lock);
-    owed.swap(heap().owed[stream]);
-    stream->owes = false;
+  check_health();
+  // All under the lock, and `owes` last: another thread that finds nothing owed issues its work at
+  // once, and that work must come after the poison.
+  std::lock_guard guard(heap().lock);
+  auto& owed = heap().owed[stream];
+  for (auto& op : owed) {
+    op.label = current_label();
+    op.host = host_clock();
+    enqueue(stream, std::move(op));
   }
-  for (auto& op : owed) issue(stream, std::move(op));
+  owed.clear();
+  stream->owes = false;
 }
 
 namespace {
@@ -295,7 +305,13 @@ void empty_cache() {
   auto& h = heap();
   std::lock_guard guard(h.lock);
   for (auto& [key, blocks] : h.idle) {
+    std::vector<Block*> kept;
     for (auto* block : blocks) {
+      // Freed by another thread since the device was waited for: its poison is still to come.
+      if (block->owed.load(std::memory_order_acquire) > 0) {
+        kept.push_back(block);
+        continue;
+      }
       // The pages go back to the system; read again they would be zero, and are poisoned anew.
       const size_t first = (block->offset + 4095) / 4096 * 4096;
       const size_t end = (block->offset + block->bytes) / 4096 * 4096;
@@ -306,8 +322,8 @@ void empty_cache() {
       h.stats.reserved -= block->bytes;
       delete block;
     }
+    blocks.swap(kept);
   }
-  h.idle.clear();
 }
 
 void release_captured(Capture* capture) {

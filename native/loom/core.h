@@ -25,14 +25,15 @@ struct Error : std::runtime_error {
 
 enum class Mode : uint8_t { eager, late, random };
 
+// What a host may change while queues and engines work is atomic; each value is used alone.
 struct Config {
   int rank = 0, world = 1, devices = 1;
-  Mode mode = Mode::eager;
-  uint64_t seed = 0;
+  std::atomic<Mode> mode{Mode::eager};
+  std::atomic<uint64_t> seed{0};
   int queues = 0;           // hardware queues that all streams share; 0: one for each stream
   int units = 2;            // kernels that run at once
-  double pace = 0;          // bytes per second of a link; 0: as fast as memory
-  double deadline = 60;     // seconds that a wait may take
+  std::atomic<double> pace{0};       // bytes per second of a link; 0: as fast as memory
+  std::atomic<double> deadline{60};  // seconds that a wait may take
   bool check = false;       // log every access, for the detector
   size_t heap_bytes = size_t{8} << 30;
 };
@@ -132,7 +133,8 @@ struct Op {
 struct Stream {
   int id = 0, device = 0, priority = 0;
   Queue* queue = nullptr;
-  uint64_t issued = 0, done = 0;  // under the runtime's lock
+  std::atomic<uint64_t> issued{0};  // written under the runtime's lock; others ask if there is any
+  uint64_t done = 0;                // under the runtime's lock
   Capture* capture = nullptr;
   std::atomic<bool> owes{false};  // whether freed blocks of this stream are not poisoned yet
 };
@@ -234,6 +236,7 @@ struct Status {
 };
 Status& status(int rank);
 int lost_rank();  // of the session, one whose process is no more; else -1
+int killed_rank();  // of the session, one whose process ended without leaving it; else -1
 int standstills();
 bool all_stuck(int before);  // no rank of the session can go on; before: standstills() at the start
 void host_blocks(bool blocks);

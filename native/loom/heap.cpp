@@ -71,6 +71,8 @@ const Region& own_heap() { return regions().list[0]; }
 
 int heap_file() { return regions().file; }
 
+// Without a lock, for it is asked at every operation and by the handler of faults: an entry is written
+// once, before `count` is released with it, and only entries below the acquired count are read.
 const Region* region_of(const void* device) {
   auto& r = regions();
   const auto* at = static_cast<const char*>(device);

@@ -21,7 +21,10 @@ namespace {
 
 thread_local const char* label_here = "";
 
-void append(const std::string& line) {  // under the log's lock
+// Under the log's lock, so that there is one writer. Readers, also those of other processes, take no
+// lock: `log_used` is released after the line was written, and whoever acquires it finds all that is
+// below it whole. Nothing is written there again until the ranks have agreed to clear the log.
+void append(const std::string& line) {
   auto& here = status(config().rank);
   if (!log().text) return;
   const uint64_t used = here.log_used.load(std::memory_order_relaxed);
@@ -90,8 +93,9 @@ std::string values(const Op& op) {
     if (rect.space == config().rank) at = own_heap().readable + rect.offset;
     if (rect.space >= 0 && !at) at = peer_memory(rect.space, rect.offset);
     for (uint64_t i = 0; at && i + 4 <= rect.width; i += 4) {
-      uint32_t word;
-      std::memcpy(&word, at + i, 4);
+      // Another stream may set a flag there meanwhile, as one step.
+      const uint32_t word =
+          __atomic_load_n(reinterpret_cast<const uint32_t*>(at + i), __ATOMIC_RELAXED);
       char item[96];
       std::snprintf(item, sizeof item, "%s[%d,%llu,%u]", text.size() > 1 ? "," : "", rect.space,
                     static_cast<unsigned long long>(rect.offset + i), word);

@@ -73,15 +73,23 @@ bool main_thread_sleeps(int pid) { return state_of(pid) != 'R' && state_of(pid) 
 
 }  // namespace
 
-int lost_rank() {
+namespace {
+
+int ended_rank(bool also_orderly) {
   auto& l = log();
   if (!l.header || !l.header->shared) return -1;
   for (int rank = 0; rank < l.header->world; ++rank) {
-    const int pid = l.statuses[rank].pid;
-    if (pid && process_is_over(pid)) return rank;
+    auto& s = l.statuses[rank];
+    if (s.pid && process_is_over(s.pid) && (also_orderly || !s.exited)) return rank;
   }
   return -1;
 }
+
+}  // namespace
+
+int lost_rank() { return ended_rank(true); }
+
+int killed_rank() { return ended_rank(false); }
 
 int standstills() { return log().header ? log().header->standstills.load() : 0; }
 

@@ -32,6 +32,15 @@ const std::set<std::string>& waiting_operators() {
   return names;
 }
 
+// Operators that take tensors of the host beside tensors of a device, as on a GPU: indices and sizes.
+const std::set<std::string>& mixing_operators() {
+  static const std::set<std::string> names = {
+      "aten::index",      "aten::_unsafe_index",     "aten::index_put",
+      "aten::index_put_", "aten::_index_put_impl_",  "aten::_unsafe_index_put",
+      "aten::_ctc_loss",  "aten::_ctc_loss_backward", "aten::_pack_padded_sequence"};
+  return names;
+}
+
 // The host views of a call's arguments, and which tensors they stand for.
 struct Views {
   struct Pair {
@@ -41,10 +50,14 @@ struct Views {
   std::vector<Pair> pairs;
   std::vector<Rect> rects;
   std::optional<c10::Device> device;
+  bool mixed = false;   // whether tensors of the host are among the arguments, numbers apart
   bool copies = false;  // of the memory, so that a trial run changes nothing
 
   Tensor add(const Tensor& tensor, bool written) {
-    if (!on_loom(tensor)) return tensor;
+    if (!on_loom(tensor)) {
+      mixed = mixed || (tensor.defined() && tensor.is_cpu() && tensor.dim() > 0);
+      return tensor;
+    }
     if (!device) device = tensor.device();
     auto view = host_view(tensor);
     if (copies) {
@@ -101,6 +114,9 @@ Stack convert(const c10::FunctionSchema& schema, const Stack& arguments, Views& 
     const bool written = argument.alias_info() && argument.alias_info()->isWrite();
     host.push_back(converted(arguments[i], written, views));
   }
+  TORCH_CHECK(!views.mixed || views.pairs.empty() || mixing_operators().count(schema.name()),
+              "Expected all tensors to be on the same device, but found at least two devices, ",
+              *views.device, " and cpu! (when checking the arguments of ", schema.name(), ")");
   // Random operators without a generator use the device's.
   for (size_t i = 0; i < arguments.size(); ++i) {
     const auto& type = *schema.arguments()[i].type();

@@ -13,6 +13,8 @@ namespace {
 constexpr int64_t kSecond = 1'000'000'000;
 constexpr int64_t kGrace = 2 * kSecond;  // between the end of a peer and the failure of a wait
 
+// A word guards what its writer did before: the store releases, and a wait acquires what it finds.
+// `exchange` does both, for its two sides take turns. Nobody sleeps on a word, so no wake-up is lost.
 uint64_t read_word(const char* word, int bytes) {
   if (bytes == 8) return __atomic_load_n(reinterpret_cast<const uint64_t*>(word), __ATOMIC_ACQUIRE);
   return __atomic_load_n(reinterpret_cast<const uint32_t*>(word), __ATOMIC_ACQUIRE);
@@ -80,7 +82,12 @@ bool until_word(const Op& op, Compare compare, uint64_t value) {
       if (now - lost < kGrace) continue;
       fail("rank " + std::to_string(dead) + " has ended while " + describe(op, compare, value));
     } else if (all_stuck(before)) {
-      fail("no rank can go on: " + describe(op, compare, value));
+      // A process that was killed counts as ended before its last thread is gone, which is what
+      // lost_peer() waits for.
+      const int ended = killed_rank();
+      fail((ended < 0 ? "no rank can go on: "
+                      : "rank " + std::to_string(ended) + " has ended while ") +
+           describe(op, compare, value));
     } else if (config().deadline > 0 && now - started > config().deadline * kSecond) {
       fail("the deadline passed while " + describe(op, compare, value));
     }

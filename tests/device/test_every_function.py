@@ -46,3 +46,22 @@ def eight_by_cores() -> bool:
 
 def test_kernels_copy_float8(loom):
     assert loom(2).run(eight_by_cores) == [True, True]
+
+
+def gradients_of_gathered_rows() -> bool:
+    """Gathered and received rows are results, so gradients come through them as well."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    x = torch.ones(4, 3, device="loom", requires_grad=True)
+    w = torch.full((3, 2), 2.0, device="loom")
+    y, gathered = weft.all_gather_matmul(x, w, return_gathered=True)
+    (y.sum() + gathered[:, 0].sum() * (rank + 1)).backward()
+    expected = torch.full((4, 3), 4.0 * world)
+    expected[:, 0] += sum(range(1, world + 1))
+    z = torch.ones(2 * world, 3, device="loom", requires_grad=True)
+    y, received = weft.all_to_all_matmul(z, w, [2] * world, [2] * world, return_gathered=True)
+    (y.sum() + received.sum()).backward()
+    return torch.equal(x.grad.cpu(), expected) and bool((z.grad.cpu() == 5).all())
+
+
+def test_gradients_of_gathered_rows(loom):
+    assert loom(2).run(gradients_of_gathered_rows) == [True, True]

@@ -21,7 +21,7 @@ SAYS = {
     "overlapped.py": "adaptive@direct",
     "seen.py": "adaptive: waited",
     "trained.py": "torch.Size([64, 128]) torch.Size([64, 128]) torch.Size([128, 256])",
-    "compiled.py": "left 1 as they were",
+    "compiled.py": "not overlapped: 1",
     "own_backend.py": "all_gather_matmul",
     "dynamic.py": "2 graphs, each with matmul_all_reduce",
     "hugging_face.py": "8 sharded layers are overlapped, 2 are not.",
@@ -99,7 +99,7 @@ def test_every_link_leads_somewhere(page):
 
 def reasons():
     """The text of every reason that the compile pass can give, its longest fixed piece."""
-    for name in ("reduce_patterns", "gather_patterns", "rewrite"):
+    for name in ("reduce_patterns", "gather_patterns", "rewrite", "compiling", "graph_collectives"):
         tree = ast.parse((ROOT / f"src/weft/nn/{name}.py").read_text())
         for node in ast.walk(tree):
             if not isinstance(node, ast.Constant | ast.JoinedStr):

@@ -82,11 +82,11 @@ def spinner_that_leaves_room():
 
     from weft.loom.driver import LoomDriver
     from weft.measure.gpu.peers import meet
-    from weft.measure.gpu.spin import SleepSpinner, who_copies
+    from weft.measure.gpu.spin import LoomSpinner, who_copies
 
     driver = LoomDriver()
     peers = meet(torch.device("loom", torch.accelerator.current_device_index()))
-    return who_copies(driver, SleepSpinner(driver.sleep, 1), peers)
+    return who_copies(driver, LoomSpinner(driver, 1), peers)
 
 
 def test_without_a_full_device_nothing_is_claimed(loom_pools):

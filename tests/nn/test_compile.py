@@ -169,6 +169,7 @@ def test_near_misses_say_why(ranks, name):
     for matches, text in ranks(2).run(compiled, name):
         assert matches == []
         assert LEFT[name][2] in text
+        assert " -> weft." in text
 
 
 def in_place(x, w, v, b):
@@ -220,6 +221,7 @@ def transformer(num_layers):
         outcomes.append([loss.detach(), *gradients])
     for got, want in zip(*outcomes, strict=True):
         torch.testing.assert_close(got, want)
+    assert not [miss for report in reports for miss in report.near_misses if miss.kept]
     names = [[match.operator for match in report.matches] for report in reports]
     return names, sum(report.seconds for report in reports)
 

@@ -133,7 +133,7 @@ def test_a_wrong_expert_or_a_missing_wait_is_refused(kind, schedule):
             b = next(b for b in other if b.rank == task.rank and b != task.b)
             wrong = replace(task, b=b)
         elif isinstance(task, Copy) and task.target.row:
-            wrong = replace(task, target=replace(task.target, row=0))
+            wrong = replace(task, target=task.target._replace(row=0))
         else:
             continue
         tried += 1

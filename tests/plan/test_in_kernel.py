@@ -151,7 +151,7 @@ def test_a_broken_plan_is_found_out(kind):
         broken.append(replace(victim, after=()))
     if kind is Tiles:
         part = victim.parts[0]
-        moved = replace(part, c=replace(part.c, row=0 if part.c.row else 2))
+        moved = replace(part, c=part.c._replace(row=0 if part.c.row else 2))
         broken.append(replace(victim, parts=(moved, *victim.parts[1:])))
     if kind is Reduce:
         broken.append(replace(victim, targets=victim.targets[:-1]))

@@ -122,8 +122,8 @@ def test_race_between_two_writers():
     one = first(plan, Copy, where=lambda t: t.peer != 0)
     two = first(plan, Copy, where=lambda t: t.peer == 0)
     size = min(one.source.rows, two.source.rows)
-    clash = replace(two.target, row=one.target.row, rows=size)
-    broken = changed(plan, two.id, target=clash, source=replace(two.source, rows=size))
+    clash = two.target._replace(row=one.target.row, rows=size)
+    broken = changed(plan, two.id, target=clash, source=two.source._replace(rows=size))
     refused(broken, "race", "may use it")
 
 
@@ -166,14 +166,14 @@ def test_out_of_bounds():
     plan = lowered("hetero-unfused-1d")
     task = first(plan, Copy)
     for change in ({"row": 1000}, {"row": -1}, {"column": 1}, {"columns": 7}):
-        refused(changed(plan, task.id, source=replace(task.source, **change)), "out of bounds")
+        refused(changed(plan, task.id, source=task.source._replace(**change)), "out of bounds")
 
 
 def test_no_such_buffer():
     plan = lowered("hetero-unfused-1d")
     task = first(plan, Matmul)
-    refused(changed(plan, task.id, b=replace(task.b, buffer="w9")), "no such buffer")
-    refused(changed(plan, task.id, b=replace(task.b, rank=9)), "no such buffer")
+    refused(changed(plan, task.id, b=task.b._replace(buffer="w9")), "no such buffer")
+    refused(changed(plan, task.id, b=task.b._replace(rank=9)), "no such buffer")
 
 
 def test_wrong_place_in_the_output():
@@ -185,12 +185,12 @@ def test_wrong_place_in_the_output():
         changed(
             plan,
             pulled.id,
-            a=replace(pulled.a, rows=size),
-            c=replace(pulled.c, row=local.c.row, rows=size),
+            a=pulled.a._replace(rows=size),
+            c=pulled.c._replace(row=local.c.row, rows=size),
         ),
         local.id,
-        a=replace(local.a, rows=size),
-        c=replace(local.c, row=pulled.c.row, rows=size),
+        a=local.a._replace(rows=size),
+        c=local.c._replace(row=pulled.c.row, rows=size),
     )
     refused(swapped, "wrong place")
 
@@ -206,14 +206,14 @@ def test_wrong_place_in_the_gathered_input():
 def test_wrong_weight():
     plan = lowered("hetero-unfused-1d", n=(3, 3))
     task = first(plan, Matmul)
-    refused(changed(plan, task.id, b=replace(task.b, buffer="w1")), "y0@0")
+    refused(changed(plan, task.id, b=task.b._replace(buffer="w1")), "y0@0")
 
 
 def test_columns_that_do_not_meet():
     plan = lowered("uniform-fused-2d", k=6)
     task = first(plan, Matmul, where=lambda t: t.accumulate)
     assert task.b.row > 0
-    refused(changed(plan, task.id, b=replace(task.b, row=0)), "multiplies columns")
+    refused(changed(plan, task.id, b=task.b._replace(row=0)), "multiplies columns")
 
 
 def test_double_move():
@@ -247,23 +247,23 @@ def test_writing_an_input():
 def test_unequal_shapes():
     plan = lowered("serial")
     copy, matmul = first(plan, Copy), first(plan, Matmul)
-    shorter = replace(copy.source, rows=copy.source.rows - 1)
+    shorter = copy.source._replace(rows=copy.source.rows - 1)
     refused(changed(plan, copy.id, source=shorter), "unequal shape")
-    narrower = replace(matmul.b, columns=matmul.b.columns - 1)
+    narrower = matmul.b._replace(columns=matmul.b.columns - 1)
     refused(changed(plan, matmul.id, b=narrower), "unequal shape")
 
 
 def test_multiplying_a_result():
     plan = lowered("serial", n=6)
     task = plan.lanes[(0, "compute")][-1]
-    broken = added(plan, task, a=task.c, b=replace(task.b), c=plan.buffer[(0, "gathered")].all())
+    broken = added(plan, task, a=task.c, b=task.b, c=plan.buffer[(0, "gathered")].all())
     refused(broken)
 
 
 def test_permuting_the_memory_of_another_rank():
     plan = lowered("uniform-fused-1d", world=2, gathered=True)
     task = first(plan, Permute, where=lambda t: t.label.startswith("gather"))
-    remote = tuple(replace(r, rank=1) if r.buffer == "x" else r for r in task.sources)
+    remote = tuple(r._replace(rank=1) if r.buffer == "x" else r for r in task.sources)
     refused(changed(plan, task.id, sources=remote), "another rank's memory")
 
 

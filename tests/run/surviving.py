@@ -6,9 +6,10 @@ import gc
 import os
 
 import torch.distributed as dist
+from rank_pools import PATIENCE
 from ranks import check_call
 
-WITHIN = 4.0
+WITHIN = 4.0 * min(PATIENCE, 2.0)
 """Seconds after the death of a rank in which every other rank must know: a twentieth is usual, and
 a machine that is busy with other things may take long. Calls last ten times as long, and deadlines
 five times, so that nothing but hearing of it can end them in time."""

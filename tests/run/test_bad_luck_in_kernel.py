@@ -7,12 +7,13 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+from rank_pools import PATIENCE
 from ranks import tell
 
 import weft
 from weft import PeerLost
 
-WITHIN = 5.0
+WITHIN = 5.0 * min(PATIENCE, 2.0)
 
 
 def lookups() -> torch.Tensor:

@@ -8,7 +8,9 @@ ordinary one is left alone:
               Python itself leaves memory behind when it ends
     thread    data races
 
-Under each of them the native tests run first, then the Python suites that use the native part most.
+Under each of them the native tests run first (those of loom's runtime too), then the Python suites
+that use the native part most. Of cases that differ only in the number of ranks one runs: see
+selection.py; WEFT_SANITIZE=all takes all of them.
 The first finding ends the process in which it is made, so the test it is made in fails; reports are
 collected from all processes and shown in the end.
 """
@@ -56,7 +58,13 @@ def options(*parts: str) -> str:
 
 def sanitizers(logs: Path) -> dict[str, Sanitizer]:
     log = f"log_path={logs}/report"
-    asan = ("abort_on_error=0", "detect_stack_use_after_return=0", log)
+    asan = (
+        "abort_on_error=0",
+        "detect_stack_use_after_return=0",
+        "quarantine_size_mb=16",  # of every rank; by default 256, and there are many ranks
+        "malloc_context_size=8",
+        log,
+    )
     ubsan = options("print_stacktrace=1", log)
     tsan = (
         "halt_on_error=1",
@@ -89,13 +97,17 @@ def run(*command: str | Path, **environment: str) -> None:
     subprocess.run([str(c) for c in command], check=True, env=os.environ | environment, cwd=ROOT)
 
 
-def build_tests(sanitizer: Sanitizer, folder: Path) -> Path:
+NATIVE = ("native_tests", "loom_tests")
+
+
+def build_tests(sanitizer: Sanitizer, folder: Path) -> list[Path]:
     run(
         "cmake", "-S", ROOT / "native", "-B", folder, "-DWEFT_MODULES=OFF", "-DWEFT_TESTS=ON",
         f"-DWEFT_SANITIZE={sanitizer.flags}", "--log-level=WARNING",
     )  # fmt: skip
-    run("cmake", "--build", folder, "--parallel", str(os.cpu_count() or 1), "--", "--quiet")
-    return folder / "native_tests"
+    cores = str(os.cpu_count() or 1)
+    run("cmake", "--build", folder, "--parallel", cores, "--target", *NATIVE, "--", "--quiet")
+    return [folder / name for name in NATIVE]
 
 
 def build_python(sanitizer: Sanitizer, folder: Path) -> Path:
@@ -134,17 +146,22 @@ def library(name: str) -> str:
 def check(sanitizer: Sanitizer, folder: Path, logs: Path, arguments: list[str]) -> list[str]:
     """What is wrong under one sanitizer."""
     wrong = []
-    tests = build_tests(sanitizer, folder / "tests")
-    began = time.monotonic()
-    if subprocess.run([tests], env=os.environ | sanitizer.native_options).returncode:
-        wrong.append("the native tests fail")
-    print(f"native tests under {sanitizer.name}: {time.monotonic() - began:.0f} s", flush=True)
+    for tests in build_tests(sanitizer, folder / "tests"):
+        began = time.monotonic()
+        if subprocess.run([tests], env=os.environ | sanitizer.native_options).returncode:
+            wrong.append(f"{tests.name} fails")
+        took = time.monotonic() - began
+        print(f"{tests.name} under {sanitizer.name}: {took:.0f} s", flush=True)
     python = build_python(sanitizer, folder)
     environment = os.environ | sanitizer.options
     # Beside the C++ library: the runtime looks for its exceptions when the process starts.
     environment["LD_PRELOAD"] = f"{library(sanitizer.library)} {library('libstdc++.so.6')}"
     environment["PYTHONMALLOC"] = "malloc"  # so that every object of Python is its own block
-    command = [python, "-m", "pytest", "-p", "no:cacheprovider", *(arguments or SUITES)]
+    environment["WEFT_TEST_POOLS"] = "3"  # a rank takes several times as much memory
+    environment["WEFT_TEST_PATIENCE"] = "5"
+    environment["PYTHONPATH"] = str(HERE)
+    command = [python, "-m", "pytest", "-p", "no:cacheprovider", "-p", "selection"]
+    command += arguments or SUITES
     command += [f"--deselect={test}" for test in MEASURED]
     began = time.monotonic()
     if subprocess.run(command, env=environment, cwd=ROOT).returncode:

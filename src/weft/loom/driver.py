@@ -78,6 +78,18 @@ class LoomDriver:
         library = loaded()
         library.check(library.calls.loom_sleep(stream_handle(stream), int(seconds * 1e9)))
 
+    def spin(
+        self, started: torch.Tensor, go: torch.Tensor, seconds: float, stream: torch.Stream
+    ) -> None:
+        """A kernel that adds 1 to `started` and keeps its unit until `go` is set, for some seconds
+        at most. Both are int32 tensors of the host that outlive it."""
+        library = loaded()
+        library.check(
+            library.calls.loom_spin(
+                stream_handle(stream), started.data_ptr(), go.data_ptr(), int(seconds * 1e9)
+            )
+        )
+
 
 def vendor_library() -> ctypes.CDLL:
     """loom's library by the names of CUDA and HIP, for drivers whose library can be given."""

@@ -46,6 +46,7 @@ _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
     "loom_post": (c_int, (c_void_p, c_void_p, c_uint64, c_int)),
     "loom_wait": (c_int, (c_void_p, c_void_p, c_uint64, c_int, c_int)),
     "loom_sleep": (c_int, (c_void_p, c_uint64)),
+    "loom_spin": (c_int, (c_void_p, c_void_p, c_void_p, c_uint64)),
     "loom_read_word": (c_uint64, (c_void_p,)),
     "loom_write_word": (None, (c_void_p, c_uint32)),
     "loom_rank_of": (c_int, (c_void_p,)),

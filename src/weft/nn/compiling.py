@@ -13,15 +13,16 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.fx import Graph, GraphModule
+from torch.fx import Graph, GraphModule, Node
 
 from weft.errors import Unsupported
-from weft.nn import gather_patterns, reduce_patterns
-from weft.nn.report import Report
+from weft.nn import gather_patterns, graph_collectives, reduce_patterns
+from weft.nn.report import NearMiss, Report
 from weft.nn.rewrite import drop_copies, sort, split_products
-from weft.nn.sizes import learn
+from weft.nn.sizes import NoSize, learn
 
 BACKENDS = ("eager", "inductor")
+_SUMS = reduce_patterns.COLLECTIVES - gather_patterns.COLLECTIVES
 
 
 def overlap_pass(module: GraphModule | Graph, schedule: str = "auto") -> Report:
@@ -42,14 +43,15 @@ def overlap_pass(module: GraphModule | Graph, schedule: str = "auto") -> Report:
     drop_copies(graph)
     split_products(graph)
     for node in list(graph.nodes):
-        if (
-            node.target in reduce_patterns.COLLECTIVES
-            and node.target not in gather_patterns.COLLECTIVES
-        ):
-            reduce_patterns.replace(graph, node, schedule, report)
+        if node.target in _SUMS:
+            _try([reduce_patterns], graph, node, schedule, report)
     for node in list(graph.nodes):
         if node.target in gather_patterns.COLLECTIVES:
-            _replace_moving(graph, node, schedule, report)
+            # Products after an all-to-all are tried first, then those before it.
+            both = node.target in reduce_patterns.COLLECTIVES
+            patterns = [gather_patterns, reduce_patterns] if both else [gather_patterns]
+            _try(patterns, graph, node, schedule, report)
+    graph_collectives.swap(graph, report)
     sort(graph)
     graph.eliminate_dead_code()
     graph.lint()
@@ -66,22 +68,19 @@ def _worlds(graph: Graph) -> set[int]:
     return {world for world in found if isinstance(world, int)}
 
 
-def _replace_moving(graph: Graph, node: Any, schedule: str, report: Report) -> None:
-    """Replaces an all-to-all and its products. Products after it are tried first, then those
-    before it."""
-    if node.target not in reduce_patterns.COLLECTIVES:
-        gather_patterns.replace(graph, node, schedule, report)
-        return
-    behind, before = Report(), Report()
-    gather_patterns.replace(graph, node, schedule, behind)
-    if not behind.matches:
-        reduce_patterns.replace(graph, node, schedule, before)
-    for tried in (behind, before):
-        report.matches += tried.matches
-    if not report.matches or not (behind.matches or before.matches):
-        report.near_misses += [*behind.near_misses, *before.near_misses]
-    elif behind.matches:
-        report.near_misses += behind.near_misses
+def _try(patterns: list[Any], graph: Graph, node: Node, schedule: str, report: Report) -> None:
+    """Replaces a collective and its products by the first pattern that can, or reports why none
+    can."""
+    problems = []
+    for pattern in patterns:
+        try:
+            problem = pattern.replace(graph, node, schedule, report)
+        except NoSize as missing:
+            problem = f"no node of the graph has the size {missing}, which the new operator needs"
+        if problem is None:
+            return
+        problems.append(NearMiss(node.name, problem))
+    report.near_misses += problems
 
 
 def compile(

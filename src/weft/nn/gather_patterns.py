@@ -11,7 +11,7 @@ from weft.nn.following import PRODUCTS, aten, follow, moves, value
 from weft.nn.layout import DimensionPart, Layout
 from weft.nn.report import Match, NearMiss, Report
 from weft.nn.rewrite import call, cast, depends, group_of, item, prune, shaped
-from weft.nn.sizes import NoSize, Size, known, quotient, sizes_of
+from weft.nn.sizes import Size, known, quotient, sizes_of
 
 collectives = torch.ops._c10d_functional
 ALL_GATHER = collectives.all_gather_into_tensor.default
@@ -29,17 +29,8 @@ class _Product:
     dtype: torch.dtype
 
 
-def replace(graph: Graph, node: Node, schedule: str, report: Report) -> None:
-    """Replaces a collective and the products of its result, or reports why it cannot."""
-    try:
-        problem = _replace(graph, node, schedule, report)
-    except NoSize as missing:
-        problem = f"no node of the graph has the size {missing}, which the new operator needs"
-    if problem is not None:
-        report.near_misses.append(NearMiss(node.name, problem))
-
-
-def _replace(graph: Graph, node: Node, schedule: str, report: Report) -> str | None:
+def replace(graph: Graph, node: Node, schedule: str, report: Report) -> str | None:
+    """Replaces a collective and the products of its result, or returns why it cannot."""
     gathers = node.target is ALL_GATHER
     shard, group_argument = node.args[0], node.args[2 if gathers else 3]
     waits = [user for user in node.users if user.target is collectives.wait_tensor.default]

@@ -11,9 +11,9 @@ from torch.fx import Graph, Node
 
 from weft.nn.following import aten, follow, moves, value
 from weft.nn.layout import DimensionPart, Layout, join
-from weft.nn.report import Match, NearMiss, Report
+from weft.nn.report import Match, Report
 from weft.nn.rewrite import call, cast, group_of, joined, prune, shaped
-from weft.nn.sizes import NoSize, Size, known, product, quotient, sizes_of
+from weft.nn.sizes import Size, known, product, quotient, sizes_of
 
 collectives = torch.ops._c10d_functional
 REDUCE_SCATTER = collectives.reduce_scatter_tensor.default
@@ -31,17 +31,8 @@ class _Sum:
     steps: set[Node]
 
 
-def replace(graph: Graph, node: Node, schedule: str, report: Report) -> None:
-    """Replaces a collective and the products of its input, or reports why it cannot."""
-    try:
-        problem = _replace(graph, node, schedule, report)
-    except NoSize as missing:
-        problem = f"no node of the graph has the size {missing}, which the new operator needs"
-    if problem is not None:
-        report.near_misses.append(NearMiss(node.name, problem))
-
-
-def _replace(graph: Graph, node: Node, schedule: str, report: Report) -> str | None:
+def replace(graph: Graph, node: Node, schedule: str, report: Report) -> str | None:
+    """Replaces a collective and the products of its input, or returns why it cannot."""
     waits = [user for user in node.users if user.target is collectives.wait_tensor.default]
     source = node.args[0]
     if len(waits) != 1 or len(node.users) != 1 or not isinstance(source, Node):

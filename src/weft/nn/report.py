@@ -21,13 +21,21 @@ class Match:
 
 @dataclass(frozen=True)
 class NearMiss:
-    """A collective, or a product next to one, that was not replaced, and the reason."""
+    """A collective, or a product next to one, that was not overlapped, and the reason.
+
+    operator: the collective of weft that runs instead of torch's. kept: why torch's is kept, if it
+    is.
+    """
 
     node: str
     reason: str
+    operator: str = ""
+    kept: str = ""
 
     def __str__(self) -> str:
-        return f"{self.node}: {self.reason}"
+        kept = f"; torch's is kept: {self.kept}" if self.kept not in ("", self.reason) else ""
+        instead = f" -> weft.{self.operator}" if self.operator else ""
+        return f"{self.node}: {self.reason}{kept}{instead}"
 
 
 @dataclass
@@ -42,6 +50,6 @@ class Report:
         lines = [f"replaced {len(self.matches)} in {self.seconds * 1e3:.0f} ms"]
         lines += [f"  {match}" for match in self.matches]
         if self.near_misses:
-            lines.append(f"left {len(self.near_misses)} as they were")
+            lines.append(f"not overlapped: {len(self.near_misses)}")
             lines += [f"  {miss}" for miss in self.near_misses]
         return "\n".join(lines)

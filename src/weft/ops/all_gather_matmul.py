@@ -267,7 +267,7 @@ def _backward(ctx: Any, gathered: torch.Tensor | None, ys: list[torch.Tensor]) -
         # The gathered x is a result, too. Its gradient joins the sum as a product with the
         # identity.
         left.append(gathered)
-        right.append(torch.eye(x.shape[-1], dtype=x.dtype))
+        right.append(torch.eye(x.shape[-1], dtype=x.dtype, device=x.device))
     dx = torch.ops.weft.matmul_reduce_scatter(
         torch.cat(left, -1),
         torch.cat(right),

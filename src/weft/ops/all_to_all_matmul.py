@@ -234,7 +234,7 @@ def _backward(ctx: Any, received: torch.Tensor | None, dy: torch.Tensor) -> tupl
     if received is not None:
         # The received rows are a result, too. Their gradient joins as a product with the identity.
         left = torch.cat([dy, received], -1)
-        right = torch.cat([right, torch.eye(x.shape[-1], dtype=x.dtype)])
+        right = torch.cat([right, torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)])
     dx = torch.ops.weft.matmul_all_to_all(
         left, right, ctx.out_splits, ctx.in_splits, ctx.group, schedule=ctx.schedule
     )

@@ -19,7 +19,7 @@ by `pull`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, Literal
 
@@ -330,7 +330,7 @@ class _VariantLowering:
                 made[r, number] = self.builder.reduce(
                     r,
                     [terms[p] for p in range(world)],
-                    [replace(region, row=region.row + at, rows=size) for region in into[r]],
+                    [region._replace(row=region.row + at, rows=size) for region in into[r]],
                     after=fetched,
                     label=f"sum of chunk {number}",
                 )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -111,10 +112,13 @@ class _Rows:
         return slice(low, max(low, bisect_left(self._starts, region.row + region.rows)))
 
     def replace(self, where: slice, holdings: list[Held]) -> None:
-        holdings.sort(key=lambda held: held.row)
+        if len(holdings) > 1:
+            holdings.sort(key=itemgetter(0))  # by row
         self.holdings[where] = holdings
-        self._starts[where] = [held.row for held in holdings]
-        self._tallest = max(self._tallest, *(held.rows for held in holdings), 0)
+        self._starts[where] = [held[0] for held in holdings]
+        for held in holdings:
+            if held[1] > self._tallest:
+                self._tallest = held[1]
 
 
 class Contents:
@@ -132,15 +136,23 @@ class Contents:
         return self._rows[(rank, buffer)].holdings
 
     def read(self, region: Region) -> list[Held]:
-        rows = self._rows[region.key]
-        box = (region.row, region.rows, region.column, region.columns)
-        found = (held.cut(*box) for held in rows.holdings[rows.near(region)])
-        return [held for held in found if held is not None]
+        rank, buffer, *box = region
+        rows, found = self._rows[rank, buffer], []
+        near = rows.holdings
+        if len(near) > 1:
+            near = near[rows.near(region)]
+        for held in near:
+            part = held.cut(*box)
+            if part is not None:
+                found.append(part)
+        return found
 
     def read_inputs(self, region: Region, task: AnyTask) -> list[Held]:
         """The held rectangles of a region; raises `InvalidPlan` unless they fill it."""
         holdings = self.read(region)
-        missing = region.num_elements - sum(p.rows * p.columns for p in holdings)
+        missing = region.num_elements
+        for held in holdings:
+            missing -= held.rows * held.columns
         if missing > 0:
             raise InvalidPlan(
                 f"missing chunk: {task.label!r} of rank {task.rank} reads {region}, "

@@ -260,4 +260,4 @@ class _EmbeddingLowering:
 
 def _some(region: Region, first: int, columns: int) -> Region:
     """Columns of a region, from the `first` on."""
-    return replace(region, column=region.column + first, columns=columns)
+    return region._replace(column=region.column + first, columns=columns)

@@ -201,14 +201,17 @@ def _check_product(op: Dispatched, pieces: Pieces, rank: int, index: int, held: 
     """Raises unless a rectangle of a result is the product of its rows with their expert's W."""
     value, right = held.value, False
     if isinstance(value, Product) and value.column == held.column:
-        names = {
-            weight_name(index, expert)
-            for expert, (row, rows) in enumerate(pieces.spans[rank])
-            if row <= held.row and held.row + held.rows <= row + rows
-        }
         piece = pieces.at(rank, held.row, held.rows)
-        own = piece is not None and _is_row(piece, value.a, value.row, held.row)
-        right = value.b[0] == rank and value.b[1] in names and (own or op.k == 0)
+        if op.k == 0:  # an empty sum may cover the rows of several pieces
+            experts = [
+                expert
+                for expert, (row, rows) in enumerate(pieces.spans[rank])
+                if row <= held.row and held.row + held.rows <= row + rows
+            ]
+        else:
+            own = piece is not None and _is_row(piece, value.a, value.row, held.row)
+            experts = [piece.expert] if own and piece is not None else []
+        right = value.b in [(rank, weight_name(index, expert)) for expert in experts]
     if not right:
         raise InvalidPlan(f"y{index}@{rank}: {value} is in the wrong place")
 

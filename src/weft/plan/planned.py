@@ -117,8 +117,8 @@ def _as_one_copy(run: Sequence[AnyTask]) -> AnyTask:
     return replace(
         first,
         label=f"{first.label} +{len(run) - 1}",
-        source=replace(first.source, rows=rows),
-        target=replace(first.target, rows=rows),
+        source=first.source._replace(rows=rows),
+        target=first.target._replace(rows=rows),
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 from weft.dtype import ITEM_BYTES
 from weft.operation import Operation
@@ -42,9 +42,8 @@ class Buffer:
         return Region(self.rank, self.name, row, rows, 0, self.columns)
 
 
-@dataclass(frozen=True, slots=True)
-class Region:
-    """A rectangle of a buffer."""
+class Region(NamedTuple):
+    """A rectangle of a buffer. A tuple, because a plan has many of them."""
 
     rank: int
     buffer: str

@@ -40,13 +40,15 @@ def verify(plan: Plan) -> None:
 
 
 def _check_shapes(plan: Plan) -> None:
+    buffers = plan.buffer
     for number, task in enumerate(plan.tasks):
         if task.id != number or any(not 0 <= other < len(plan.tasks) for other in task.after):
             raise InvalidPlan(
                 f"{task.label!r} has a wrong id, or waits for a task that is not there"
             )
-        for region in (*task.reads(), *task.writes()):
-            buffer = plan.buffer.get(region.key)
+        writes = task.writes()
+        for region in (*task.reads(), *writes):
+            buffer = buffers.get(region[:2])
             if buffer is None:
                 raise InvalidPlan(
                     f"{task.label!r} of rank {task.rank} uses {region}: no such buffer"
@@ -59,8 +61,8 @@ def _check_shapes(plan: Plan) -> None:
                 raise InvalidPlan(
                     f"{task.label!r} of rank {task.rank} uses {region}: out of bounds"
                 )
-        for region in task.writes():
-            if plan.buffer[region.key].kind == "input":
+        for region in writes:
+            if buffers[region[:2]].kind == "input":
                 raise InvalidPlan(f"{task.label!r} of rank {task.rank} writes the input {region}")
         if not _fits(task):
             raise InvalidPlan(f"{task.label!r} of rank {task.rank} has regions of unequal shape")
@@ -107,9 +109,9 @@ def _check_races(plan: Plan, masks: Sequence[int]) -> None:
     reads: dict[tuple[int, str], list[tuple[int, Region]]] = {}
     for task in plan.tasks:
         for region in task.writes():
-            writes.setdefault(region.key, []).append((task.id, region))
+            writes.setdefault(region[:2], []).append((task.id, region))
         for region in task.reads():
-            reads.setdefault(region.key, []).append((task.id, region))
+            reads.setdefault(region[:2], []).append((task.id, region))
     for key, written in writes.items():
         others = [*written, *reads.get(key, [])]
         for i, j in _overlaps([r for _, r in written], [r for _, r in others]):
@@ -196,9 +198,11 @@ def _overlaps(left: Sequence[Region], right: Sequence[Region]) -> Iterator[tuple
         [j for j, region in enumerate(right) if region.rows <= tall],
         [j for j, region in enumerate(right) if region.rows > tall],
     ):
+        if not members:
+            continue
         members.sort(key=lambda j: right[j].row)
         starts = [right[j].row for j in members]
-        tallest = max((right[j].rows for j in members), default=0)
+        tallest = max(right[j].rows for j in members)
         for i, a in enumerate(left):
             low = bisect_left(starts, a.row - tallest + 1)
             high = bisect_left(starts, a.row + a.rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -13,6 +13,9 @@ from weft.errors import Unsupported
 from weft.fabric.device.driver import Driver
 from weft.measure.gpu.finding import Check
 from weft.measure.gpu.peers import Peers
+
+if TYPE_CHECKING:
+    from weft.loom.driver import LoomDriver
 
 PATIENCE = 0.2
 """Seconds that a copy has, while all units are filled."""
@@ -66,34 +69,43 @@ class TritonSpinner:
         self._go.zero_()
         self._started.zero_()
         self._run(int(HELD / SECONDS_PER_SPIN))
-        until = time.monotonic() + HELD / 2
-        while int(self._started.sum()) < self._resident and time.monotonic() < until:
-            time.sleep(1e-3)
-        return bool(int(self._started.sum()) >= self._resident)
+        return _all_started(self._started, self._resident, HELD / 2)
 
     def stop(self) -> None:
         self._go.fill_(1)
         self._stream.synchronize()
 
 
-class SleepSpinner:
-    """Kernels that sleep, one for each unit of an emulated device."""
+class LoomSpinner:
+    """Kernels that keep the units of an emulated device, one for each."""
 
-    patience = 0.05
+    patience = PATIENCE
 
-    def __init__(self, sleep: Callable[[float, torch.Stream], None], units: int) -> None:
-        self._sleep = sleep
+    def __init__(self, driver: LoomDriver, units: int) -> None:
+        self._driver = driver
         self._streams = [torch.Stream("loom") for _ in range(units)]
+        self._go = torch.zeros(1, dtype=torch.int32)
+        self._started = torch.zeros(1, dtype=torch.int32)
 
     def start(self) -> bool:
+        self._go.zero_()
+        self._started.zero_()
         for stream in self._streams:
-            self._sleep(4 * self.patience, stream)
-        time.sleep(self.patience / 2)  # until they run
-        return True
+            self._driver.spin(self._started, self._go, 10 * HELD, stream)
+        return _all_started(self._started, len(self._streams), 5 * HELD)
 
     def stop(self) -> None:
+        self._go.fill_(1)
         for stream in self._streams:
             stream.synchronize()
+
+
+def _all_started(started: torch.Tensor, wanted: int, seconds: float) -> bool:
+    """Whether as many programs as wanted run within a time."""
+    until = time.monotonic() + seconds
+    while int(started.sum()) < wanted and time.monotonic() < until:
+        time.sleep(1e-3)
+    return int(started.sum()) >= wanted
 
 
 def spinner_of(driver: Driver, device: torch.device) -> Spinner:
@@ -104,12 +116,12 @@ def spinner_of(driver: Driver, device: torch.device) -> Spinner:
         except ImportError:
             raise Unsupported("the test needs Triton: pip install 'weft[triton]'") from None
         return TritonSpinner(device)
-    sleep = getattr(driver, "sleep", None)
-    if sleep is None:
-        raise Unsupported(f"there is no kernel that fills a {device.type} device")
-    import weft.loom
+    from weft.loom import settings
+    from weft.loom.driver import LoomDriver
 
-    return SleepSpinner(sleep, weft.loom.settings().units)
+    if not isinstance(driver, LoomDriver):
+        raise Unsupported(f"there is no kernel that fills a {device.type} device")
+    return LoomSpinner(driver, settings().units)
 
 
 def completes(
