@@ -37,9 +37,7 @@ def studio(
 
         from weft.studio.server import make_app
     except ImportError as error:
-        raise Unsupported(
-            f"the studio needs {error.name}: pip install 'weft[studio]'"
-        ) from None
+        raise Unsupported(f"the studio needs {error.name}: pip install 'weft[studio]'") from None
     from weft.studio.state import State
 
     query = State.from_query(dict(parse_qsl(state))).to_query()

@@ -337,5 +337,3 @@ def _both(found: Sequence[Answer]) -> str:
 
 def _scaled(size: int, step: int, most: int) -> int:
     return max(1, min(most, ceil(size * 2.0**step)))
-
-

@@ -66,7 +66,7 @@ def _safely(handler: Handler) -> Handler:
         try:
             return await handler(request)
         except Stale:
-            return JSONResponse({"stale": True}, 409)
+            return Response(status_code=204)
         except Error as error:
             return JSONResponse({"error": str(error)}, 400)
         except ClientDisconnect:

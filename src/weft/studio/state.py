@@ -15,8 +15,8 @@ from weft.machine import Machine, calibrated, load, names
 from weft.operation import find
 from weft.plan.tasks import Plannable
 from weft.schedule import Schedule
-from weft.study.layers.listing import SHARED
 from weft.studio.changes import Changes
+from weft.study.layers.listing import SHARED
 
 EMBEDDING = "embedding_all_to_all"
 TABLE_DTYPES = ("float32", "float16", "bfloat16")

@@ -19,7 +19,7 @@ const numeric = (name) => name in SLIDERS;
 
 async function ask(path, query, options) {
   const response = await fetch(`api/${path}?${query}`, options);
-  if (response.status === 409) return null; // a newer question has come
+  if (response.status === 204) return null; // a newer question has come
   const answer = await response.json().catch(() => ({ error: `the server answers ${response.status}` }));
   if (!response.ok) throw new Error(answer.error || response.statusText);
   return answer;
@@ -101,13 +101,14 @@ function change(difference, released) {
   newest = query();
   if (released) {
     history.replaceState(null, "", newest ? `?${newest}` : location.pathname);
-    later();
+    clearTimeout(resting); // keys of a slider follow each other: all schedules when they rest
+    resting = setTimeout(later, 250);
   }
   redraw();
 }
 
 // --- timelines: while dragging ------------------------------------------------------------------
-let newest = "", asking = false, moved = 0;
+let newest = "", asking = false, moved = 0, resting = 0;
 export const redraws = (window.weftRedraws = []); // milliseconds from a change to its redraw
 
 async function redraw() {
