@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from math import ceil, log2
 from typing import Any
 
@@ -300,7 +301,7 @@ def _point(asked: State, machine: Machine) -> Answer:
 
 def _crossing(points: Sequence[Answer]) -> float | None:
     """The link rate at which communication takes as long as compute, between two points."""
-    for before, after in zip(points, points[1:], strict=False):
+    for before, after in pairwise(points):
         high = log2(before["communication_ms"] / before["compute_ms"])
         low = log2(after["communication_ms"] / after["compute_ms"])
         if high >= 0.0 >= low and high > low:

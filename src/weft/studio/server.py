@@ -165,13 +165,12 @@ async def _about(request: Request) -> Response:
         {"name": name, "title": title, "text": text, "sizes": sizes, "shared": SHARED_SIZE[name]}
         for name, (title, text, sizes) in words.OPERATIONS.items()
     ]
-    default = {key: value for key, value in vars(State()).items()}
     return JSONResponse(
         {
             "machines": machines,
             "operations": operations,
             "presets": presets.presets(8),
-            "default": default,
+            "default": vars(State()),
         }
     )
 

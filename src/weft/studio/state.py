@@ -1,5 +1,5 @@
-"""What a reader of the studio asks: one frozen, checked value, written to and read from the query of
-a link. Every number has a limit, because a link can come from anywhere."""
+"""What a reader of the studio asks: one frozen, checked value, written to and read from the query
+of a link. Every number has a limit, because a link can come from anywhere."""
 
 from __future__ import annotations
 
