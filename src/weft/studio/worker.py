@@ -31,7 +31,7 @@ class Lane:
         self._number = itertools.count(1)
         self._newest: dict[str, int] = {}
         self._context = multiprocessing.get_context("spawn")
-        self._cancelled = self._context.Value("q", 0)
+        self._cancelled = self._context.Value("q", 0, lock=False)  # a killed reader holds no lock
         self._running: tuple[str, int] | None = None
         self._start()
 
