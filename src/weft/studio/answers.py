@@ -153,7 +153,7 @@ def _quick(state: State, machine: Machine, rank: int | None) -> Answer:
         "timelines": [
             {
                 **_row(scenario.outcome(schedule), scenario, chosen),
-                **_spans(timeline, simulations[schedule]),
+                **_spans(timeline),
             }
             for schedule, timeline in zip(shown, drawn, strict=True)
         ],
@@ -261,7 +261,7 @@ def _outcome(scenario: Scenario, chosen: _Chosen | None) -> ScheduleOutcome | No
     return next((one for one in scenario.outcomes if one.schedule == chosen.schedule), None)
 
 
-def _spans(timeline: Timeline, simulation: Simulation) -> Answer:
+def _spans(timeline: Timeline) -> Answer:
     """The spans of a timeline as columns, which are a third of the size of objects."""
     lanes = lanes_of(timeline)
     rows = {lane: number for number, lane in enumerate(lanes)}
