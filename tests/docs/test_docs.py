@@ -101,14 +101,17 @@ def reasons():
     """The text of every reason that the compile pass can give, its longest fixed piece."""
     for name in ("reduce_patterns", "gather_patterns", "rewrite", "compiling", "graph_collectives"):
         tree = ast.parse((ROOT / f"src/weft/nn/{name}.py").read_text())
+        raised = {id(n) for r in ast.walk(tree) if isinstance(r, ast.Raise) for n in ast.walk(r)}
         for node in ast.walk(tree):
-            if not isinstance(node, ast.Constant | ast.JoinedStr):
+            if not isinstance(node, ast.Constant | ast.JoinedStr) or id(node) in raised:
                 continue
             pieces = node.values if isinstance(node, ast.JoinedStr) else [node]
             fixed = [p.value for p in pieces if isinstance(p, ast.Constant)]
             text = max((p for p in fixed if isinstance(p, str)), key=len, default="").strip(" :;,")
-            # A reason is a sentence in lower case; docstrings begin with a capital.
-            if len(text.split()) >= 4 and text[0].islower() and "\n" not in text:
+            # A reason is a sentence in lower case; docstrings begin with a capital, and the schemas
+            # of operators have arrows.
+            sentence = len(text.split()) >= 4 and text[0].islower()
+            if sentence and "\n" not in text and "->" not in text:
                 yield text
 
 
