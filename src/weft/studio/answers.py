@@ -19,7 +19,7 @@ from weft.report.palette import fill_of, lanes_of
 from weft.schedule import Schedule
 from weft.select import heuristic
 from weft.select.sizes import NoRule
-from weft.simulate import Simulation
+from weft.simulate import run
 from weft.studio import words
 from weft.studio.state import MOST_ROWS, MOST_SIZE, State
 from weft.study.exploration import Scenario, ScheduleOutcome, explore_operation
@@ -105,7 +105,7 @@ def map_row(state: State, row: int, check: Check = lambda: None) -> Answer:
         n = _scaled(state.n, MAP_STEPS[row], MOST_SIZE)
         asked = replace(state, m=m, n=n, beside="")
         (machine,) = asked.machines()
-        scenario, chosen, _ = _explored(asked, machine, _kinds(asked))
+        scenario, chosen = _explored(asked, machine, _kinds(asked))
         best = scenario.best
         cells.append(
             {
@@ -123,10 +123,10 @@ def timelines(state: State, check: Check = lambda: None) -> list[Timeline]:
     """The drawn timelines of all ranks, titled with machine and schedule, for a trace."""
     found = []
     for machine in state.machines():
-        scenario, chosen, simulations = _explored(state, machine, None)
+        scenario, chosen = _explored(state, machine, None)
         for schedule in _shown(state, scenario, chosen):
             title = f"{machine.name} {schedule.name}"
-            found.append(replace(simulations[schedule].timeline(), title=title))
+            found.append(replace(_timeline(scenario, machine, schedule), title=title))
     return found
 
 
@@ -140,9 +140,10 @@ def _quick(state: State, machine: Machine, rank: int | None) -> Answer:
     possible = set(Schedule.space(operation)) | ({chosen.schedule} if chosen else set())
     wanted = [one for one in dict.fromkeys(wanted) if one in possible and not one.serial][:3]
     serial = [Schedule.parse("serial@dma"), Schedule.parse("serial@cores")]
-    scenario, chosen, simulations = _explored(state, machine, [*serial, *wanted])
-    shown = [scenario.baseline, *(one for one in wanted if one in simulations)]
-    drawn = [simulations[one].timeline() for one in shown]
+    scenario, chosen = _explored(state, machine, [*serial, *wanted])
+    there = {outcome.schedule for outcome in scenario.outcomes}
+    shown = [scenario.baseline, *(one for one in wanted if one in there)]
+    drawn = [_timeline(scenario, machine, one) for one in shown]
     if rank is not None:
         drawn = [timeline.of(rank % state.world) for timeline in drawn]
     if sum(len(timeline.spans) for timeline in drawn) > MOST_SPANS:
@@ -162,7 +163,7 @@ def _quick(state: State, machine: Machine, rank: int | None) -> Answer:
 
 
 def _full(state: State, machine: Machine) -> Answer:
-    scenario, chosen, _ = _explored(state, machine, None)
+    scenario, chosen = _explored(state, machine, None)
     outcome = _outcome(scenario, chosen)
     ordered = sorted(scenario.outcomes, key=lambda one: one.seconds)
     return {
@@ -176,19 +177,23 @@ def _full(state: State, machine: Machine) -> Answer:
 
 def _explored(
     state: State, machine: Machine, schedules: Sequence[Schedule] | None
-) -> tuple[Scenario, _Chosen | None, dict[Schedule, Simulation]]:
+) -> tuple[Scenario, _Chosen | None]:
     """The scenario of a state, with auto's choice among the schedules."""
     operation = state.operation()
     chosen = _choice(machine, operation)
     wanted = list(Schedule.space(operation) if schedules is None else schedules)
     if chosen is not None and chosen.schedule not in wanted:
         wanted.append(chosen.schedule)
-    simulations: dict[Schedule, Simulation] = {}
     shape = Shape(state.m, state.n, state.k, dtype=state.dtype)
-    scenario = explore_operation(machine, operation, shape, wanted, simulations)
+    scenario = explore_operation(machine, operation, shape, wanted)
     if not scenario.outcomes:
         raise Unsupported(scenario.refused[0][1])
-    return scenario, chosen, simulations
+    return scenario, chosen
+
+
+def _timeline(scenario: Scenario, machine: Machine, schedule: Schedule) -> Timeline:
+    """The timeline of a schedule, simulated again, which is cheaper than keeping all of them."""
+    return run(scenario.operation.lower(schedule), machine).timeline()
 
 
 def _choice(machine: Machine, operation: Plannable) -> _Chosen | None:
@@ -286,7 +291,7 @@ def _legend(drawn: Sequence[Timeline]) -> list[Answer]:
 
 
 def _point(asked: State, machine: Machine) -> Answer:
-    scenario, chosen, _ = _explored(asked, machine, _kinds(asked))
+    scenario, chosen = _explored(asked, machine, _kinds(asked))
     outcome = _outcome(scenario, chosen)
     return {
         "rate": asked.link,

@@ -178,14 +178,10 @@ def explore_operation(
     operation: Plannable,
     shape: Shape,
     schedules: Sequence[Schedule] | None = None,
-    simulations: dict[Schedule, Simulation] | None = None,
 ) -> Scenario:
-    """Simulates schedules of one operation, whatever its sizes mean; `shape` names it.
-
-    simulations: receives the simulation of every schedule, for callers that want timelines.
-    """
+    """Simulates schedules of one operation, whatever its sizes mean; `shape` names it."""
     with _uncollected():
-        return _explore(machine, operation, shape, schedules, simulations)
+        return _explore(machine, operation, shape, schedules)
 
 
 @contextmanager
@@ -202,11 +198,7 @@ def _uncollected() -> Iterator[None]:
 
 
 def _explore(
-    machine: Machine,
-    operation: Plannable,
-    shape: Shape,
-    schedules: Sequence[Schedule] | None,
-    simulations: dict[Schedule, Simulation] | None = None,
+    machine: Machine, operation: Plannable, shape: Shape, schedules: Sequence[Schedule] | None
 ) -> Scenario:
     known: dict[Schedule, Simulation] = {}
     for engine in ("dma", "cores"):
@@ -226,8 +218,6 @@ def _explore(
             refused.append((schedule, str(error)))
             continue
         simulation = known.get(schedule) or run(plan, machine)
-        if simulations is not None:
-            simulations[schedule] = simulation
         seconds = simulation.seconds
         outcomes.append(
             ScheduleOutcome(
