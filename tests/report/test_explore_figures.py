@@ -32,7 +32,7 @@ def found() -> Exploration:
 
 @pytest.fixture(autouse=True)
 def small_plotly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page_module, "_plotly_js", lambda: "/* plotly */")
+    monkeypatch.setattr(page_module, "plotly_js", lambda: "/* plotly */")
 
 
 def figures(path: Path) -> list[dict[str, Any]]:

@@ -63,7 +63,7 @@ class Reader(HTMLParser):
 def small_plotly(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     """Most tests look at what is weft's, and need not read megabytes each time."""
     if "real" not in request.node.name:
-        monkeypatch.setattr(page_module, "_plotly_js", lambda: "/* plotly */")
+        monkeypatch.setattr(page_module, "plotly_js", lambda: "/* plotly */")
 
 
 def write(path: Path, timelines: list[Timeline], **keywords: Any) -> Reader:

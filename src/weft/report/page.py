@@ -174,7 +174,7 @@ class Page:
 
     def write(self, path: str | os.PathLike[str]) -> Path:
         """Writes the page atomically."""
-        return write_atomically(path, self._document(_plotly_js()))
+        return write_atomically(path, self._document(plotly_js()))
 
     def _figure(
         self, figure: Mapping[str, Any] | PlotlyFigure, height: int, min_width: int
@@ -244,7 +244,8 @@ def _json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
-def _plotly_js() -> str:
+def plotly_js() -> str:
+    """The plotly library as JavaScript."""
     try:
         from plotly.offline import get_plotlyjs
     except ImportError:
