@@ -8,13 +8,15 @@
 #   make conformance   PyTorch's own distributed suite on the backend "weft"
 #   make chaos         a rank is killed, stopped and interrupted at every point of a call
 #   make fuzz          10,000 cases of everything that parses
+#   make wheel-check   a wheel, installed and used in a new environment without a compiler
+#   make docs          the documents as a site, in build/site
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 NATIVE := $(filter-out native/tests/% native/loom/%, $(wildcard native/*.* native/*/*.cpp native/*/*.h native/*/*.inc))
 
-.PHONY: demo test check setup clean native-test odr sanitize conformance chaos fuzz
+.PHONY: demo test check setup clean native-test odr sanitize conformance chaos fuzz wheel-check docs
 
 demo: setup
 	$(BIN)/weft demo
@@ -65,6 +67,14 @@ chaos: setup
 
 fuzz: setup
 	@WEFT_FUZZ=nightly $(BIN)/python -m pytest -n 2 tests/fuzz
+
+wheel-check: setup
+	@$(BIN)/python tests/packaging/check_wheel.py
+
+docs: setup
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@$(BIN)/mkdocs build --strict --quiet
+	@echo "wrote build/site/index.html"
 
 clean:
 	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

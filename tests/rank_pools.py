@@ -135,11 +135,14 @@ class Job:
         outcomes = self.outcomes(within)
         if any(o.died or o.error is not None for o in outcomes):
             self._pool.broken = True  # other tests get ranks that have not seen this
-        for rank, outcome in enumerate(outcomes):
-            if outcome.died:
-                raise RankError(f"rank {rank} died")
-            if outcome.error is not None:
-                raise RankError(f"rank {rank}:\n{outcome.trace}")
+        # All of them: what one rank says of its peers is rarely the reason.
+        said = [
+            f"rank {rank} died" if outcome.died else f"rank {rank}:\n{outcome.trace}"
+            for rank, outcome in enumerate(outcomes)
+            if outcome.died or outcome.error is not None
+        ]
+        if said:
+            raise RankError("\n".join(said))
         return [outcome.value for outcome in outcomes]
 
 

@@ -13,6 +13,7 @@ import weft
 import weft.nn
 
 TARGET = Path(__file__).parents[1] / "reference.md"
+WIDTH = 96
 HEAD = """# Reference
 
 Everything public, from its docstrings. Written by `python docs/generate/reference.py`.
@@ -58,11 +59,43 @@ def _class(kind: type) -> list[str]:
 
 
 def _heading(name: str, function: object) -> str:
+    """The call with types and defaults, one argument per line where it is long."""
     signature = inspect.signature(inspect.unwrap(function))  # type: ignore[arg-type]
-    shown = [
-        p.replace(annotation=p.empty) for p in signature.parameters.values() if p.name != "self"
-    ]
-    return f"{name}{signature.replace(parameters=shown, return_annotation=signature.empty)}"
+    shown = [p for p in signature.parameters.values() if p.name != "self"]
+    whole = signature.replace(parameters=shown)
+    made = whole.return_annotation
+    returned = "" if made is whole.empty else f" -> {_written(made)}"
+    parts = _arguments(whole)
+    line = f"{name}({', '.join(parts)}){returned}"
+    if len(line) <= WIDTH:
+        return line
+    return f"{name}(\n" + "".join(f"    {part},\n" for part in parts) + f"){returned}"
+
+
+def _arguments(signature: inspect.Signature) -> list[str]:
+    parts: list[str] = []
+    keyword_only = False
+    for one in signature.parameters.values():
+        if one.kind is one.VAR_POSITIONAL:
+            keyword_only = True
+        elif one.kind is one.KEYWORD_ONLY and not keyword_only:
+            parts.append("*")
+            keyword_only = True
+        parts.append(_argument(one))
+    return parts
+
+
+def _argument(one: inspect.Parameter) -> str:
+    stars = "*" * ((one.kind is one.VAR_POSITIONAL) + 2 * (one.kind is one.VAR_KEYWORD))
+    told = "" if one.annotation is one.empty else f": {_written(one.annotation)}"
+    if one.default is one.empty:
+        return f"{stars}{one.name}{told}"
+    return f"{stars}{one.name}{told}{' = ' if told else '='}{one.default!r}"
+
+
+def _written(annotation: object) -> str:
+    """A type as it stands in the source, where annotations are kept as text."""
+    return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
 
 
 def _block(heading: str, thing: object) -> str:

@@ -138,6 +138,9 @@ LOOM_EXPORT int loom_sleep(void* s, uint64_t nanoseconds) {  // a kernel that ta
     issue(vendor::stream(s), std::move(op));
   });
 }
+LOOM_EXPORT int loom_launch(void* s, const char* name, Function function, uint64_t number) {
+  return tried([&] { launch(vendor::stream(s), name, function, number); });
+}
 // A kernel that keeps its unit until the host sets `go`, for a time at most. It counts itself first.
 LOOM_EXPORT int loom_spin(void* s, int32_t* started, const int32_t* go, uint64_t nanoseconds) {
   return tried([&] {

@@ -168,6 +168,19 @@ void copy(Stream* stream, void* target, size_t target_pitch, const void* source,
 void fill(Stream* stream, void* target, uint32_t value, int item_bytes, size_t count,
           const char* name);
 
+// A kernel that is a function of the process, called with a number when the stream comes to it.
+using Function = void (*)(uint64_t number);
+void launch(Stream* stream, const char* name, Function function, uint64_t number);
+// What such a kernel says while it runs: that it failed, which bytes it touches, and which value of
+// a word it saw, after which it comes after whoever posted it.
+void kernel_failed(const char* why);
+void kernel_touched(const char* pointer, uint64_t width, uint64_t rows, uint64_t pitch, bool write);
+void kernel_saw(const char* word, uint64_t value);
+struct Running {
+  explicit Running(const Op& op);
+  ~Running();
+};
+
 // ---- signals of symmetric memory: a word is set when it is 0, and cleared when it is 1 -----------
 
 void put_signal(Stream* stream, void* word, const char* name);

@@ -48,6 +48,7 @@ void execute(Op& op) {
       injected.swap(runtime().injected);
     }
     if (!injected.empty()) throw Error(injected);
+    Running running(op);
     op.run();
     log_op(op, begun, now_ns());
   } else if (op.kind == Op::Kind::copy) {

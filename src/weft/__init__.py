@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-import warnings
-from collections.abc import Iterable, Sequence
+import importlib as _importlib
+from collections.abc import Iterable as _Iterable
+from collections.abc import Sequence as _Sequence
 from typing import TYPE_CHECKING
 
 from weft import plugins as _plugins
@@ -19,7 +19,16 @@ from weft.collectives import (
     scatter,
 )
 from weft.collectives.group_channel import explain_collective as _explain_collective
-from weft.errors import Cancelled, Error, InvalidPlan, Mismatch, PeerLost, Timeout, Unsupported
+from weft.errors import (
+    Cancelled,
+    Error,
+    InvalidPlan,
+    Mismatch,
+    PeerLost,
+    RankFailed,
+    Timeout,
+    Unsupported,
+)
 from weft.fabric import Link
 from weft.fabric import check as _check_fabrics
 from weft.fabric import of as _fabric_of
@@ -46,25 +55,36 @@ if TYPE_CHECKING:
     import torch
     import torch.distributed as dist
 
-    from weft import loom as loom
-    from weft import nn
+    from weft import loom, nn
     from weft.fabric import Fabric
     from weft.machine import Machine
+    from weft.measure.user_launch import launch
     from weft.nn import compile, symm_mem_compat
     from weft.report.summary import Summary, summary
 
 
+_LAZY = {
+    "compile": "weft.nn",
+    "launch": "weft.measure.user_launch",
+    "loom": "weft.loom",
+    "nn": "weft.nn",
+    "Summary": "weft.report.summary",
+    "summary": "weft.report.summary",
+    "symm_mem_compat": "weft.nn",
+}
+"""Names that are imported on first use, and from where: importing DTensor takes long, and few
+programs need the others."""
+
+
 def __getattr__(name: str) -> object:
-    """Imports `weft.nn` and its functions on first use, because importing DTensor takes long, and
-    `weft.loom` and `weft.summary`, which few programs need."""
-    if name == "loom":
-        return importlib.import_module("weft.loom")
-    if name in ("summary", "Summary"):
-        return getattr(importlib.import_module("weft.report.summary"), name)
-    if name not in ("nn", "compile", "symm_mem_compat"):
+    if name not in _LAZY:
         raise AttributeError(f"module 'weft' has no attribute {name!r}")
-    module = importlib.import_module("weft.nn")
-    return module if name == "nn" else getattr(module, name)
+    module = _importlib.import_module(_LAZY[name])
+    return module if module.__name__ == f"weft.{name}" else getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
 
 
 @_this_host.register_calibrator
@@ -77,6 +97,8 @@ def _calibrate(fabric: Fabric) -> Machine:
         try:
             keep(machine, QUICK)
         except Error as error:
+            import warnings
+
             warnings.warn(f"the calibration cannot be kept: {error}", stacklevel=2)
     return machine
 
@@ -89,7 +111,7 @@ def explain() -> Explanation | None:
 
 
 def symmetric_empty(
-    *shape: int | Sequence[int],
+    *shape: int | _Sequence[int],
     dtype: torch.dtype | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> torch.Tensor:
@@ -99,7 +121,7 @@ def symmetric_empty(
 
     sizes: list[int] = []
     for size in shape:
-        sizes.extend(size if isinstance(size, Iterable) else [size])
+        sizes.extend(size if isinstance(size, _Iterable) else [size])
     return _fabric_of(group).memory.empty(sizes, dtype or torch.get_default_dtype())
 
 
@@ -144,13 +166,15 @@ def workspace_bytes(
     """
     from weft.fabric.device.program import needed_bytes
     from weft.operation import find
+    from weft.plan import claims
 
     asked = find(operation).of(m, n, k, world, dtype)
     if schedule == "auto":
         some = [one for one in Schedule.space(asked) if one.fusion != "kernel"]
     else:
         some = [Schedule.parse(schedule) if isinstance(schedule, str) else schedule]
-    return max(needed_bytes(asked.lower(one)) for one in some)
+    plans = [claims.lower(asked, s) if s.fusion == "kernel" else asked.lower(s) for s in some]
+    return max(map(needed_bytes, plans))
 
 
 def configure(
@@ -190,6 +214,7 @@ __all__ = [
     "Link",
     "Mismatch",
     "PeerLost",
+    "RankFailed",
     "Recording",
     "Schedule",
     "Span",
@@ -210,6 +235,8 @@ __all__ = [
     "embedding_all_to_all",
     "explain",
     "gather",
+    "launch",
+    "loom",
     "matmul_all_reduce",
     "matmul_all_to_all",
     "matmul_reduce_scatter",

@@ -42,6 +42,22 @@ class Unsupported(Error):
     """weft does not support the call, name or file. The message says why, and what would work."""
 
 
+class RankFailed(Error):
+    """A function that `weft.launch` runs raised an exception on a rank. `rank` is the number of the
+    rank, `trace` the traceback there."""
+
+    def __init__(self, message: str, rank: int = -1, trace: str = "") -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.trace = trace
+
+    def __reduce__(self) -> tuple[type[RankFailed], tuple[str, int, str]]:
+        return type(self), (str(self.args[0]), self.rank, self.trace)
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} raised {self.args[0]}\n\n{self.trace}".rstrip()
+
+
 class InvalidPlan(Error):
     """A plan breaks a rule that `plan.verify` checks: a bug in a lowering, never in a call."""
 

@@ -60,6 +60,11 @@ def dtypes_label(operation: Operation) -> str:
     return result if result == operation.dtype else f"{operation.dtype} to {result}"
 
 
+def ranks_label(world: int) -> str:
+    """`1 rank`, `2 ranks`."""
+    return "1 rank" if world == 1 else f"{world} ranks"
+
+
 _known: dict[str, type[Any]] = {}
 
 

@@ -9,11 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from weft import html
+
 COMPUTE = "compute"
 """The lane of a rank's compute worker. Every other lane is a copy engine."""
 
 COMMUNICATION = "copy"
 """The kind of spans that move bytes between ranks."""
+
+_COLOURS = {"matmul": "#0072b2", COMMUNICATION: "#e69f00", "reduce": "#882255"}
+_OTHER = "#8a9099"
+_MOST_LANES, _MOST_SPANS = 24, 4000
+"""What a notebook draws of a timeline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +56,27 @@ class Timeline:
             (span for part in parts for span in part.spans), key=lambda s: (s.rank, s.lane, s.start)
         )
         return cls(tuple(spans), parts[0].title if parts else "")
+
+    def __repr__(self) -> str:
+        count, ranks = len(self.spans), len(self.ranks)
+        return (
+            f"<Timeline {self.title or 'without a title'}: {self.seconds * 1e3:.3f} ms, "
+            f"{count} span{'s'[: count != 1]} of {ranks} rank{'s'[: ranks != 1]}>"
+        )
+
+    def _repr_html_(self) -> str:
+        """Drawn by notebooks: one bar per task, the first lanes if there are many."""
+        lanes = self.lanes()[:_MOST_LANES]
+        bars: dict[tuple[int, str], list[html.Bar]] = {lane: [] for lane in lanes}
+        for s in self.spans[:_MOST_SPANS]:
+            if (s.rank, s.lane) in bars and s.kind != "wait":
+                said = f"{s.task}: {s.seconds * 1e3:.3f} ms"
+                colour = _COLOURS.get(s.kind, _OTHER)
+                bars[s.rank, s.lane].append(
+                    (s.start - self.start, s.end - self.start, colour, said)
+                )
+        shown = [(f"rank {rank}, {lane}", bars[rank, lane]) for rank, lane in lanes]
+        return html.drawing(shown, self.seconds, self.title)
 
     @property
     def ranks(self) -> list[int]:

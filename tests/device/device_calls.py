@@ -45,9 +45,9 @@ def gathers(seed: int, schedule="adaptive@dma", group=None):
     return stated(x, w, schedule=schedule, group=group)
 
 
-def right(seed: int = 1) -> None:
+def right(seed: int = 1, schedule: str = "adaptive@dma") -> None:
     """That the group works."""
-    assert torch.equal(gathers(seed).cpu(), want(seed))
+    assert torch.equal(gathers(seed, schedule).cpu(), want(seed))
 
 
 def usable() -> None:
@@ -111,15 +111,15 @@ def different(seed: int):
     return stated(x.to("loom"), w.to("loom"), schedule="serial@dma")
 
 
-def killed(when: str):
+def killed(when: str, schedule: str = "adaptive@dma"):
     """The last rank dies before a first call, before a known call, or between replays of a graph.
     What the others are told; the device is tried after it."""
     last = dist.get_rank() == dist.get_world_size() - 1
-    right(2)
+    right(2, schedule)
     graph = None
     if when == "replay":
         x, w = (tensor.to("loom") for tensor in rows(2))
-        call = lambda: stated(x, w, schedule="adaptive@dma")  # noqa: E731
+        call = lambda: stated(x, w, schedule=schedule)  # noqa: E731
         graph, _ = captured_call(call)
         graph.replay()
         torch.accelerator.synchronize()
@@ -129,7 +129,7 @@ def killed(when: str):
             x, w = (tensor.to("loom") for tensor in rows(3))
             driver = weft.fabric.of(None, "loom").driver
             driver.sleep(5.0, torch.accelerator.current_stream())
-            stated(x, w, schedule="adaptive@dma")
+            stated(x, w, schedule=schedule)
             time.sleep(0.3)
         os.kill(os.getpid(), signal.SIGKILL)
     tell("calling")
@@ -140,8 +140,8 @@ def killed(when: str):
     elif when == "first call":
         told = [error_of(different, 3)]
     else:
-        told = [error_of(gathers, 3), error_of(weft.check)]
-    told += [error_of(gathers, 4), error_of(weft.check)]
+        told = [error_of(gathers, 3, schedule), error_of(weft.check)]
+    told += [error_of(gathers, 4, schedule), error_of(weft.check)]
     spent = time.monotonic() - began
     usable()
     return told, spent
@@ -166,6 +166,21 @@ def device_fails():
     return told, time.monotonic() - began
 
 
+def never_opens(deadline: float):
+    """The last rank makes no call on its device, although it has made one on the host. What the
+    others are told by their first ones, and after how long."""
+    weft.all_gather_matmul(torch.ones(2, 3), torch.ones(3, 2))
+    dist.barrier()
+    began = time.monotonic()
+    told = None
+    if dist.get_rank() < dist.get_world_size() - 1:
+        weft.configure(deadline=deadline)
+        told = error_of(gathers, 2)
+    spent = time.monotonic() - began
+    dist.barrier()
+    return told, spent
+
+
 def killed_in_rendezvous(opened: bool):
     """The last rank dies while the others wait for its memory. What they are told."""
     if opened:
@@ -174,9 +189,7 @@ def killed_in_rendezvous(opened: bool):
     if dist.get_rank() == dist.get_world_size() - 1:
         symmetric.symm_mem.rendezvous = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
     x, w = torch.ones(4000, 64, device="loom"), torch.ones(64, 64, device="loom")
-    began = time.monotonic()
-    told = [error_of(weft.all_gather_matmul, x, w) for _ in range(2)]
-    return told, time.monotonic() - began
+    return [error_of(weft.all_gather_matmul, x, w) for _ in range(2)]
 
 
 def disagrees(how: str, known: bool):

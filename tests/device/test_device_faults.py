@@ -13,6 +13,7 @@ from device_calls import (
     killed,
     killed_in_rendezvous,
     late,
+    never_opens,
     too_late,
 )
 
@@ -35,6 +36,13 @@ def test_a_peer_that_is_too_late_is_a_timeout(spoiled_loom, known):
     assert all("\n" not in text for own in told for _, text in own)
 
 
+def test_a_peer_that_never_opens_its_device_is_a_timeout(spoiled_loom):
+    for told, spent in spoiled_loom(3).run(never_opens, 1.0)[:2]:
+        assert told[0] == "Timeout", told
+        assert "rank 2" in told[1]
+        assert 1.0 <= spent < 20  # far from the deadline of the device itself, a minute
+
+
 @pytest.mark.parametrize("when", ["first call", "known call", "during", "replay"])
 def test_a_dead_peer(spoiled_loom, when):
     job = spoiled_loom(3).start(killed, when)
@@ -55,9 +63,9 @@ def test_a_peer_that_dies_while_its_memory_is_waited_for(spoiled_loom, opened):
     assert outcomes[2].died
     for outcome in outcomes[:2]:
         assert outcome.error is None, outcome.trace
-        told, spent = outcome.value
+        told = outcome.value
         assert all(kind == "PeerLost" and "rank 2" in text for kind, text in told), told
-        assert spent < 10
+        assert outcome.at - outcomes[2].at < 10
 
 
 def test_a_device_that_fails(spoiled_loom):

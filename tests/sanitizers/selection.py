@@ -23,13 +23,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     chosen: dict[tuple[str, ...], tuple[int, pytest.Item]] = {}
     for item in items:
         parameters = dict(item.callspec.params) if hasattr(item, "callspec") else {}
-        fabric, world = parameters.pop("fabric", None), parameters.pop("world", WORLD)
         if "loom" in item.nodeid:
             continue
-        key: tuple[str, ...] = (item.nodeid,)
-        if fabric is not None:
-            key = (item.nodeid.split("[")[0], fabric.name, *map(str, parameters.items()))
-        far = abs(world - WORLD)
+        key, far = (item.nodeid,), 0
+        if "fabric" in parameters and "world" in parameters:
+            far = abs(parameters.pop("world") - WORLD)
+            key = (item.nodeid.split("[")[0], *map(str, parameters.items()))
         if key not in chosen or far < chosen[key][0]:
             chosen[key] = (far, item)
     kept = {id(item) for _, item in chosen.values()}

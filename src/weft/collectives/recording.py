@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from weft.collectives.kinds import BY_NUMBER, DTYPES, REDUCTIONS
 from weft.dtype import name_of
+from weft.operation import ranks_label
 from weft.run import record
 from weft.run.explain import Explanation
 from weft.timeline import COMMUNICATION, Span, Timeline
@@ -101,7 +102,7 @@ def keep(
 ) -> None:
     """Puts the spans of a job into a recording: now if the job has ended, otherwise when it has."""
     name, rank = BY_NUMBER[kind].name, channel.rank
-    title = f"{name} of {_size(num_bytes)} over {channel.world} ranks"
+    title = f"{name} of {_size(num_bytes)} over {ranks_label(channel.world)}"
     layer, backward = recording.layers.now()
     recording.calls.append(
         record.Called(
@@ -136,12 +137,12 @@ def _timeline(job: Job, rank: int, title: str) -> Timeline:
 def _title(facts: Facts, world: int) -> str:
     kind = BY_NUMBER[facts.kind]
     if kind.gives == "nothing":
-        return f"{kind.name} over {world} ranks"
+        return f"{kind.name} over {ranks_label(world)}"
     name = f"{kind.name} ({REDUCTIONS[facts.reduction]})" if kind.sums else kind.name
     dtype = _DTYPE_NAMES.get(facts.dtype, f"{facts.item}-byte elements")
     given, made = facts.bytes_in // max(1, facts.item), facts.bytes_out // max(1, facts.item)
     into = f" into {made}" if made != given else ""
-    return f"{name} of {given} {dtype}{into} over {world} ranks"
+    return f"{name} of {given} {dtype}{into} over {ranks_label(world)}"
 
 
 def _size(num_bytes: int) -> str:

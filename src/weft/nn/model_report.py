@@ -6,6 +6,8 @@ import re
 import textwrap
 from dataclasses import dataclass
 
+from weft.operation import ranks_label
+
 WIDTH = 80
 _NAME = 36
 _OPERATOR = 22
@@ -59,7 +61,7 @@ class ModelReport:
 
     def __str__(self) -> str:
         sequence = ", sequence parallel" if self.sequence_parallel else ""
-        lines = [f"{self.model} over {self.world} ranks{sequence}", ""]
+        lines = [f"{self.model} over {ranks_label(self.world)}{sequence}", ""]
         lines.append(f"{'layer':{_NAME}}{'forward':{_OPERATOR}}backward")
         for layer in self.layers:
             if layer.style:

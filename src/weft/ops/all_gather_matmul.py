@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, overload
+from typing import Any, Literal, overload
 
 import torch
 import torch.distributed as dist
@@ -32,6 +32,7 @@ from weft.plan.all_gather_matmul import AllGatherMatmul
 from weft.run.call import Tensors
 from weft.run.session import Session
 from weft.schedule import Schedule
+from weft.select.decision import for_gradient
 
 BESIDE = "the shape of x_shard beside gather_dim and K"
 
@@ -44,10 +45,22 @@ def all_gather_matmul(
     group: dist.ProcessGroup | None = ...,
     schedule: str | Schedule = ...,
     out: torch.Tensor | None = ...,
-    return_gathered: bool = ...,
+    return_gathered: Literal[False] = ...,
     gather_dim: int = ...,
     shard_rows: Sequence[int] | None = ...,
-) -> Any: ...
+) -> torch.Tensor: ...
+@overload
+def all_gather_matmul(
+    x_shard: torch.Tensor,
+    w: torch.Tensor,
+    *,
+    group: dist.ProcessGroup | None = ...,
+    schedule: str | Schedule = ...,
+    out: torch.Tensor | None = ...,
+    return_gathered: Literal[True],
+    gather_dim: int = ...,
+    shard_rows: Sequence[int] | None = ...,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
 @overload
 def all_gather_matmul(
     x_shard: torch.Tensor,
@@ -56,10 +69,22 @@ def all_gather_matmul(
     group: dist.ProcessGroup | None = ...,
     schedule: str | Schedule = ...,
     out: Sequence[torch.Tensor] | None = ...,
-    return_gathered: bool = ...,
+    return_gathered: Literal[False] = ...,
     gather_dim: int = ...,
     shard_rows: Sequence[int] | None = ...,
-) -> Any: ...
+) -> list[torch.Tensor]: ...
+@overload
+def all_gather_matmul(
+    x_shard: torch.Tensor,
+    w: Sequence[torch.Tensor],
+    *,
+    group: dist.ProcessGroup | None = ...,
+    schedule: str | Schedule = ...,
+    out: Sequence[torch.Tensor] | None = ...,
+    return_gathered: Literal[True],
+    gather_dim: int = ...,
+    shard_rows: Sequence[int] | None = ...,
+) -> tuple[list[torch.Tensor], torch.Tensor]: ...
 def all_gather_matmul(
     x_shard: torch.Tensor,
     w: torch.Tensor | Sequence[torch.Tensor],
@@ -70,7 +95,12 @@ def all_gather_matmul(
     return_gathered: bool = False,
     gather_dim: int = 0,
     shard_rows: Sequence[int] | None = None,
-) -> Any:
+) -> (
+    torch.Tensor
+    | list[torch.Tensor]
+    | tuple[torch.Tensor, torch.Tensor]
+    | tuple[list[torch.Tensor], torch.Tensor]
+):
     """Gathers x over the ranks of a group and multiplies it by w; the communication overlaps the
     matmul.
 
@@ -256,7 +286,7 @@ def _setup_context(
 ) -> None:
     x, weights, ctx.gather_dim, ctx.group = inputs
     ctx.save_for_backward(x, *weights)
-    ctx.schedule = keyword_only_inputs["schedule"]
+    ctx.schedule = for_gradient(keyword_only_inputs["schedule"])
 
 
 def _backward(ctx: Any, gathered: torch.Tensor | None, ys: list[torch.Tensor]) -> tuple[Any, ...]:

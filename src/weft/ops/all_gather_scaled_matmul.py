@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 import torch.distributed as dist
@@ -39,6 +39,66 @@ SUMS = "float32"
 """The products grow in this dtype; scales are applied to the whole result."""
 
 
+@overload
+def all_gather_scaled_matmul(
+    x_shard: torch.Tensor,
+    w: torch.Tensor,
+    x_scale: torch.Tensor,
+    w_scale: torch.Tensor,
+    *,
+    gather_dim: int = ...,
+    group: dist.ProcessGroup | None = ...,
+    bias: torch.Tensor | None = ...,
+    out_dtype: torch.dtype = ...,
+    use_fast_accum: bool = ...,
+    schedule: str | Schedule = ...,
+    return_gathered: Literal[False] = ...,
+) -> torch.Tensor: ...
+@overload
+def all_gather_scaled_matmul(
+    x_shard: torch.Tensor,
+    w: torch.Tensor,
+    x_scale: torch.Tensor,
+    w_scale: torch.Tensor,
+    *,
+    gather_dim: int = ...,
+    group: dist.ProcessGroup | None = ...,
+    bias: torch.Tensor | None = ...,
+    out_dtype: torch.dtype = ...,
+    use_fast_accum: bool = ...,
+    schedule: str | Schedule = ...,
+    return_gathered: Literal[True],
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def all_gather_scaled_matmul(
+    x_shard: torch.Tensor,
+    w: Sequence[torch.Tensor],
+    x_scale: torch.Tensor,
+    w_scale: Sequence[torch.Tensor],
+    *,
+    gather_dim: int = ...,
+    group: dist.ProcessGroup | None = ...,
+    bias: Sequence[torch.Tensor | None] | None = ...,
+    out_dtype: torch.dtype = ...,
+    use_fast_accum: bool = ...,
+    schedule: str | Schedule = ...,
+    return_gathered: Literal[False] = ...,
+) -> list[torch.Tensor]: ...
+@overload
+def all_gather_scaled_matmul(
+    x_shard: torch.Tensor,
+    w: Sequence[torch.Tensor],
+    x_scale: torch.Tensor,
+    w_scale: Sequence[torch.Tensor],
+    *,
+    gather_dim: int = ...,
+    group: dist.ProcessGroup | None = ...,
+    bias: Sequence[torch.Tensor | None] | None = ...,
+    out_dtype: torch.dtype = ...,
+    use_fast_accum: bool = ...,
+    schedule: str | Schedule = ...,
+    return_gathered: Literal[True],
+) -> tuple[list[torch.Tensor], torch.Tensor]: ...
 def all_gather_scaled_matmul(
     x_shard: torch.Tensor,
     w: torch.Tensor | Sequence[torch.Tensor],
@@ -52,7 +112,12 @@ def all_gather_scaled_matmul(
     use_fast_accum: bool = False,
     schedule: str | Schedule = "auto",
     return_gathered: bool = False,
-) -> Any:
+) -> (
+    torch.Tensor
+    | list[torch.Tensor]
+    | tuple[torch.Tensor, torch.Tensor]
+    | tuple[list[torch.Tensor], torch.Tensor]
+):
     """Gathers float8 rows over the ranks of a group and multiplies them by a float8 w, with scales;
     the communication, of one byte per element, overlaps the matmul.
 
@@ -98,7 +163,7 @@ def all_gather_scaled_matmul(
         [use_fast_accum] * len(ws),
         schedule=str(schedule),
     )
-    y = ys if several else ys[0]
+    y: Any = ys if several else ys[0]
     return (y, gathered) if return_gathered else y
 
 

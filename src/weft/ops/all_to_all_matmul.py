@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 import torch.distributed as dist
@@ -37,6 +37,54 @@ from weft.run.session import Session
 from weft.schedule import Schedule
 
 
+@overload
+def all_to_all_matmul(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    in_splits: Splits,
+    out_splits: Splits,
+    *,
+    group: dist.ProcessGroup | None = ...,
+    schedule: str | Schedule = ...,
+    out: torch.Tensor | None = ...,
+    return_gathered: Literal[False] = ...,
+) -> torch.Tensor: ...
+@overload
+def all_to_all_matmul(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    in_splits: Splits,
+    out_splits: Splits,
+    *,
+    group: dist.ProcessGroup | None = ...,
+    schedule: str | Schedule = ...,
+    out: torch.Tensor | None = ...,
+    return_gathered: Literal[True],
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def all_to_all_matmul(
+    x: torch.Tensor,
+    w: Sequence[torch.Tensor],
+    in_splits: Splits,
+    out_splits: Splits,
+    *,
+    group: dist.ProcessGroup | None = ...,
+    schedule: str | Schedule = ...,
+    out: torch.Tensor | None = ...,
+    return_gathered: Literal[False] = ...,
+) -> list[torch.Tensor]: ...
+@overload
+def all_to_all_matmul(
+    x: torch.Tensor,
+    w: Sequence[torch.Tensor],
+    in_splits: Splits,
+    out_splits: Splits,
+    *,
+    group: dist.ProcessGroup | None = ...,
+    schedule: str | Schedule = ...,
+    out: torch.Tensor | None = ...,
+    return_gathered: Literal[True],
+) -> tuple[list[torch.Tensor], torch.Tensor]: ...
 def all_to_all_matmul(
     x: torch.Tensor,
     w: torch.Tensor | Sequence[torch.Tensor],
@@ -47,7 +95,12 @@ def all_to_all_matmul(
     schedule: str | Schedule = "auto",
     out: torch.Tensor | None = None,
     return_gathered: bool = False,
-) -> Any:
+) -> (
+    torch.Tensor
+    | list[torch.Tensor]
+    | tuple[torch.Tensor, torch.Tensor]
+    | tuple[list[torch.Tensor], torch.Tensor]
+):
     """Sends rows of x to other ranks and multiplies the received rows by w; the communication
     overlaps the matmul. This is the dispatch of an MoE layer, with the first product of its
     experts.
@@ -88,8 +141,9 @@ def all_to_all_matmul(
     in_splits, out_splits = as_sizes(in_splits), as_sizes(out_splits)
     if has_experts(w):
         made = _grouped(x, w, in_splits, out_splits, group, schedule, out, return_gathered)
-        received, ys = made
-        y = ys[0] if isinstance(w, torch.Tensor) else ys
+        received: Any = made[0]
+        ys = made[1]
+        y: Any = ys[0] if isinstance(w, torch.Tensor) else ys
         return (y, received) if return_gathered else y
     if dispatched([x, w], out, [in_splits, out_splits]):
         received, y = torch.ops.weft.all_to_all_matmul(

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import ClassVar
 
 from weft.dtype import ITEM_BYTES
-from weft.operation import dtypes_label, register, split, starts
+from weft.operation import dtypes_label, ranks_label, register, split, starts
 from weft.plan import gathering, gathering_proof
 from weft.plan.contents import Contents
 from weft.plan.tasks import Plan
@@ -64,7 +64,8 @@ class AllGatherMatmul:
     @property
     def label(self) -> str:
         columns = "+".join(str(n) for n in self.columns[0])
-        return f"{self.name} {self.m}x{columns}x{self.k} {dtypes_label(self)} on {self.world} ranks"
+        sizes = f"{self.m}x{columns}x{self.k}"
+        return f"{self.name} {sizes} {dtypes_label(self)} on {ranks_label(self.world)}"
 
     def num_flops(self, rank: int) -> int:
         return 2 * self.m * sum(self.columns[rank]) * self.k

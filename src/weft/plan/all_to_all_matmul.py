@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from weft.dtype import ITEM_BYTES
-from weft.operation import dtypes_label, register, split
+from weft.operation import dtypes_label, ranks_label, register, split
 from weft.plan import expert_dispatch, experts, gathering, gathering_proof
 from weft.plan.contents import Contents
 from weft.plan.experts import pieces_of
@@ -63,7 +63,7 @@ class AllToAllMatmul:
         rows = self.received(0)
         experts = f" for {self.experts} experts" if self.experts else ""
         sizes = f"{rows}x{columns}x{self.k}{experts}"
-        return f"{self.name} {sizes} {dtypes_label(self)} on {self.world} ranks"
+        return f"{self.name} {sizes} {dtypes_label(self)} on {ranks_label(self.world)}"
 
     def sent(self, source: int, target: int) -> int:
         """The number of rows from one rank to another."""

@@ -24,7 +24,7 @@ from typing import ClassVar, Literal
 from weft.dtype import ITEM_BYTES
 from weft.dtype import find as find_dtype
 from weft.errors import Unsupported, nearest
-from weft.operation import split
+from weft.operation import ranks_label, split
 
 KindName = Literal[
     "all_gather",
@@ -129,7 +129,7 @@ class Collective:
 
     @property
     def label(self) -> str:
-        return f"{self.kind} of {self.total} {self.dtype} over {self.world} ranks"
+        return f"{self.kind} of {self.total} {self.dtype} over {ranks_label(self.world)}"
 
     @property
     def total(self) -> int:

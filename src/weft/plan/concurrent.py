@@ -22,7 +22,7 @@ from typing import ClassVar
 
 from weft.dtype import ITEM_BYTES
 from weft.errors import InvalidPlan, Unsupported, nearest
-from weft.operation import split, starts
+from weft.operation import ranks_label, split, starts
 from weft.plan.builder import Builder
 from weft.plan.collective import KINDS, UNROOTED, KindName
 from weft.plan.contents import Contents, Data, Product, covers_once
@@ -102,7 +102,7 @@ class Concurrent:
     def label(self) -> str:
         size = f"{self.total_bytes / 2**20:.4g} MiB"
         shape = f"{self.m}x{self.n}x{self.k} {self.dtype}"
-        return f"matmul {shape} beside {self.collective} of {size} on {self.world} ranks"
+        return f"matmul {shape} beside {self.collective} of {size} on {ranks_label(self.world)}"
 
     @property
     def total_bytes(self) -> int:

@@ -16,7 +16,7 @@ from typing import ClassVar
 
 from weft.dtype import ITEM_BYTES
 from weft.errors import InvalidPlan
-from weft.operation import register, split, starts
+from weft.operation import ranks_label, register, split, starts
 from weft.plan.builder import Builder, refuse_impossible
 from weft.plan.contents import Contents, Data, covers_once
 from weft.plan.order import slices
@@ -62,7 +62,7 @@ class EmbeddingAllToAll:
     def label(self) -> str:
         bags = f"{sum(self.batch)} bags" + (f" of {self.pooling} rows" if self.pooling else "")
         columns = f"{self.columns[0]} columns a rank"
-        return f"{self.name} of {bags}, {columns}, {self.dtype} on {self.world} ranks"
+        return f"{self.name} of {bags}, {columns}, {self.dtype} on {ranks_label(self.world)}"
 
     def num_flops(self, rank: int) -> int:
         return sum(self.batch) * self.columns[rank] * self.pooling

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from weft.dtype import ITEM_BYTES
 from weft.errors import InvalidPlan
-from weft.operation import register, split, starts
+from weft.operation import ranks_label, register, split, starts
 from weft.plan.builder import Builder, refuse_impossible
 from weft.plan.contents import Contents, Data, covers_once
 from weft.plan.tasks import Plan, Region
@@ -43,7 +43,7 @@ class EmbeddingGradient:
     @property
     def label(self) -> str:
         sizes = f"{sum(self.batch)} bags, {self.columns[0]} columns a rank"
-        return f"{self.name} of {sizes}, {self.dtype} on {self.world} ranks"
+        return f"{self.name} of {sizes}, {self.dtype} on {ranks_label(self.world)}"
 
     def num_flops(self, rank: int) -> int:
         return 0

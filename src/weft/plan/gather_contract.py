@@ -17,7 +17,7 @@ from typing import ClassVar
 
 from weft.dtype import ITEM_BYTES, NARROW, accumulator
 from weft.errors import InvalidPlan
-from weft.operation import dtypes_label, register, result_dtype, split, starts
+from weft.operation import dtypes_label, ranks_label, register, result_dtype, split, starts
 from weft.plan.builder import Builder, refuse_impossible
 from weft.plan.contents import Contents, Product, covers_once
 from weft.plan.order import slices
@@ -74,7 +74,7 @@ class GatherContract:
     def label(self) -> str:
         columns = "+".join(str(n) for n in self.columns[0])
         sizes = f"{self.k}x{columns}x{self.received(0)}"
-        return f"{self.name} {sizes} {dtypes_label(self)} on {self.world} ranks"
+        return f"{self.name} {sizes} {dtypes_label(self)} on {ranks_label(self.world)}"
 
     def num_flops(self, rank: int) -> int:
         return 2 * self.received(rank) * sum(self.columns[rank]) * self.k

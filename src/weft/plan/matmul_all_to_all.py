@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from weft.dtype import ITEM_BYTES
-from weft.operation import dtypes_label, register, result_dtype, split
+from weft.operation import dtypes_label, ranks_label, register, result_dtype, split
 from weft.plan import expert_combine, experts, in_kernel, scattering, scattering_proof
 from weft.plan.contents import Contents
 from weft.plan.experts import pieces_of
@@ -67,7 +67,7 @@ class MatmulAllToAll:
         rows, k = sum(self.splits[0]), self.inner[0]
         experts = f" for {self.experts} experts" if self.experts else ""
         sizes = f"{rows}x{self.n}x{k}{experts}"
-        return f"{self.name} {sizes} {dtypes_label(self)} on {self.world} ranks"
+        return f"{self.name} {sizes} {dtypes_label(self)} on {ranks_label(self.world)}"
 
     def num_flops(self, rank: int) -> int:
         return 2 * sum(self.splits[rank]) * self.n * self.inner[rank]

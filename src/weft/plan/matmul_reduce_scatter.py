@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
 from weft.dtype import ITEM_BYTES
-from weft.operation import dtypes_label, register, result_dtype, split
+from weft.operation import dtypes_label, ranks_label, register, result_dtype, split
 from weft.plan import scattering, scattering_proof
 from weft.plan.contents import Contents
 from weft.plan.tasks import Plan
@@ -56,7 +56,9 @@ class MatmulReduceScatter:
     @property
     def label(self) -> str:
         k = self.inner[0]
-        return f"{self.name} {self.m}x{self.n}x{k} {dtypes_label(self)} on {self.world} ranks"
+        return (
+            f"{self.name} {self.m}x{self.n}x{k} {dtypes_label(self)} on {ranks_label(self.world)}"
+        )
 
     def num_flops(self, rank: int) -> int:
         return 2 * self.m * self.n * self.inner[rank]

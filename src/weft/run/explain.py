@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from weft import html
 from weft.run.session import Finished, last_finished
+
+ASKED = "asked for"
+"""The reason of a schedule that the caller named."""
 
 
 @dataclass(frozen=True)
@@ -29,27 +33,32 @@ class Explanation:
     fabric: str = ""
 
     def __str__(self) -> str:
+        return "\n".join([self.operation, *(f"  {name:9}  {said}" for name, said in self._rows())])
+
+    def _repr_html_(self) -> str:
+        """The same as a table, for notebooks."""
+        return html.table(self._rows(), title=self.operation)
+
+    def _rows(self) -> list[tuple[str, str]]:
         moved = ", ".join(f"{n / 1e6:.2f} MB by {e}" for e, n in self.bytes_by_engine.items())
-        lines = [
-            f"{self.operation}",
-            f"  schedule   {self.schedule} ({self._reason()})",
-            *([f"  fabric     {self.fabric}"] if self.fabric not in ("", "host") else []),
-            f"  took       {self.seconds * 1e3:.3f} ms in {self.num_tasks} tasks of this rank",
-            f"  moved      {moved or 'nothing'}",
-            f"  workspace  {self.workspace_bytes / 1e6:.2f} MB",
+        ideal = "unknown: call inside `with weft.record():` to find out"
+        if self.percent_of_ideal is not None:
+            ideal = f"{self.percent_of_ideal:.0f} %"
+        return [
+            ("schedule", f"{self.schedule} ({self._reason()})"),
+            *([("fabric", self.fabric)] if self.fabric not in ("", "host") else []),
+            ("took", f"{self.seconds * 1e3:.3f} ms in {self.num_tasks} tasks of this rank"),
+            ("moved", moved or "nothing"),
+            ("workspace", f"{self.workspace_bytes / 1e6:.2f} MB"),
+            ("of ideal", ideal),
         ]
-        if self.percent_of_ideal is None:
-            lines.append("  of ideal   unknown: call inside `with weft.record():` to find out")
-        else:
-            lines.append(f"  of ideal   {self.percent_of_ideal:.0f} %")
-        return "\n".join(lines)
 
     def _reason(self) -> str:
         """The reason for the schedule that ran, and the schedule that was asked for if it
         differs."""
         if self.asked in ("", self.schedule) or self.asked in self.why:
             return self.why
-        return f"asked for {self.asked}; {self.why}"
+        return f"{ASKED} {self.asked}" + ("" if self.why == ASKED else f"; {self.why}")
 
 
 def explain_plan() -> tuple[float, Explanation] | None:

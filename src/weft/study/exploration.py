@@ -14,9 +14,10 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from weft import html
 from weft.errors import Unsupported
 from weft.machine import Machine
-from weft.operation import find
+from weft.operation import find, ranks_label
 from weft.plan.tasks import AnyTask, Copy, Plan, Plannable
 from weft.schedule import Schedule
 from weft.simulate import Losses, Simulation, check_fits, losses, run
@@ -25,6 +26,9 @@ from weft.timeline import Timeline, percent_of_ideal
 
 Progress = Callable[[int, int, str], None]
 """A progress callback: the number of finished scenarios, of all, and the next one."""
+
+_SHOWN = 12
+"""Schedules of one shape that a notebook shows."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,26 @@ class Exploration:
     operation: str
     world: int
     scenarios: tuple[Scenario, ...]
+
+    def __repr__(self) -> str:
+        count = len(self.scenarios)
+        where = f"{ranks_label(self.world)} of {self.machine.name}"
+        return f"<Exploration of {self.operation} on {where}: {count} shape{'s'[: count != 1]}>"
+
+    def _repr_html_(self) -> str:
+        """A table for notebooks: the fastest schedules of one shape, or the fastest of each."""
+        title = f"{self.operation} on {ranks_label(self.world)} of {self.machine.title}, simulated"
+        headers = ("shape", "schedule", "ms", "over serial")
+        if len(self.scenarios) == 1:
+            (one,) = self.scenarios
+            shown = [(one, o) for o in sorted(one.outcomes, key=lambda o: o.seconds)[:_SHOWN]]
+        else:
+            shown = [(scenario, scenario.best) for scenario in self.scenarios]
+        rows = [
+            (s.shape.label, o.schedule, f"{o.seconds * 1e3:.3f}", f"{o.speedup:.2f}x")
+            for s, o in shown
+        ]
+        return html.table(rows, headers, title)
 
     def scenario(self, label: str) -> Scenario:
         for scenario in self.scenarios:

@@ -11,8 +11,24 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from triton.runtime.interpreter import InterpretedFunction
+from triton.runtime.interpreter import GridExecutor, InterpretedFunction
 from triton.runtime.jit import JITFunction
+
+
+class _InPlace(GridExecutor):  # type: ignore[misc]
+    """Runs a grid on the memory of its arguments. Triton's own copies every storage back when the
+    grid has ended, which would undo what peers and engines have written meanwhile."""
+
+    def _init_args_hst(self, given: Any, named: Any) -> tuple[Any, Any]:
+        return given, named
+
+    def _restore_args_dev(self, *arguments: Any) -> None:
+        pass
+
+
+class _Interpreted(InterpretedFunction):  # type: ignore[misc]
+    def run(self, *given: Any, grid: Any, warmup: bool, **named: Any) -> None:
+        _InPlace(self.rewrite(), self.arg_names, grid)(*given, **named)
 
 
 class JitKernel(JITFunction):  # type: ignore[misc] # Triton comes without types
@@ -20,7 +36,7 @@ class JitKernel(JITFunction):  # type: ignore[misc] # Triton comes without types
 
     def __init__(self, function: Callable[..., Any], **options: Any) -> None:
         super().__init__(function, **options)
-        self.interpreted = InterpretedFunction(function)
+        self.interpreted = _Interpreted(function)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         # The compiler inlines the source of a device function and never calls it. So the caller is

@@ -158,26 +158,9 @@ class Calls:
         spins = int(min(self.space.deadline / SECONDS_PER_SPIN, FOREVER))
         bound = {**arguments, "spins": spins}
         if self._grid is None:
-            fits = self._resident(bound, options)
+            fits = resident(self.kernel, self.space.device, bound, options)
             self._grid = self.space.least(fits)
         self.kernel[(self._grid,)](**bound, launch_cooperative_grid=True, **options)
-
-    def _resident(self, arguments: dict[str, Any], options: dict[str, Any]) -> int:
-        """The number of programs that fit on this device at once."""
-        compiled = self.kernel.warmup(
-            **arguments, grid=(1,), launch_cooperative_grid=True, **options
-        )
-        compiled._init_handles()
-        properties = torch.cuda.get_device_properties(self.space.device)
-        name = f"sm_{properties.major}{properties.minor}"
-        if torch.version.hip:
-            name = properties.gcnArchName
-        built = compiled.metadata
-        taken = Resources(compiled.n_regs, compiled.n_spills, built.shared, built.num_warps)
-        each = programs_per_unit(taken, unit_of(name))
-        if each == 0:
-            raise Unsupported(f"one program of {self.operation} does not fit on {name}: {taken}")
-        return max(properties.multi_processor_count - SPARE_UNITS, 1) * each
 
     def _check(self, visit: Visit) -> None:
         code, rank, phase, target, seen, *_ = self._status.tolist()
@@ -192,6 +175,25 @@ class Calls:
         raise visit.failure(
             self.operation, f"rank {rank} to send {self.phases[phase]} ({seen} of {target} there)"
         )
+
+
+def resident(
+    kernel: JitKernel, device: torch.device, arguments: dict[str, Any], options: dict[str, Any]
+) -> int:
+    """The number of programs of a kernel that fit on a GPU at once."""
+    compiled = kernel.warmup(**arguments, grid=(1,), launch_cooperative_grid=True, **options)
+    compiled._init_handles()
+    properties = torch.cuda.get_device_properties(device)
+    name = f"sm_{properties.major}{properties.minor}"
+    if torch.version.hip:
+        name = properties.gcnArchName
+    built = compiled.metadata
+    taken = Resources(compiled.n_regs, compiled.n_spills, built.shared, built.num_warps)
+    each = programs_per_unit(taken, unit_of(name))
+    if each == 0:
+        what = kernel.fn.__name__
+        raise Unsupported(f"one program of triton.{what} does not fit on {name}: {taken}")
+    return max(properties.multi_processor_count - SPARE_UNITS, 1) * each
 
 
 def _refuse_capture(device: torch.device) -> None:

@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from weft.errors import Error, Timeout, Unsupported
 from weft.fabric.device.board import Board
+from weft.fabric.device.claims import ClaimProgram
 from weft.fabric.device.device_call import DeviceCall
 from weft.fabric.device.driver import Driver, driver_of
 from weft.fabric.device.program import MAX_WORDS, DeviceProgram
@@ -31,6 +32,7 @@ from weft.fabric.outcomes import AGAIN, OK, PEER_FAILED, PEER_LEFT, TIMEOUT, Out
 from weft.fabric.processes import ProcessFabric, over
 from weft.fabric.proposal import Proposal
 from weft.fabric.rendezvous import listed
+from weft.plan import claims
 from weft.plan.planned import Rates, planned
 from weft.plan.tasks import Plan, Plannable
 from weft.schedule import Schedule
@@ -76,6 +78,9 @@ class DeviceFabric:
         self.last_end: tuple[torch.Stream, torch.Event] | None = None
         """The stream of the last eager call, and its end there."""
         self.board = Board(host)
+        # By weft's deadline, which names who is missing: torch waits for the memory of a peer by a
+        # deadline of its own.
+        self._meet("opening a device", ())
         self._words = self._open_words()
         self.rates = self._agreed_rates()
         self.watchdog = Watchdog(self)
@@ -136,6 +141,11 @@ class DeviceFabric:
         """The address of a word of a program in the memory of `owner`."""
         return self._word(owner, captured, _TURNS * self.world + number)
 
+    def own_words(self, captured: bool) -> torch.Tensor:
+        """The words of programs in this rank's memory, for kernels that poll them."""
+        begin = self.word(self.rank, 0, captured) - self._words.pointer(self.rank, 0)
+        return self._words.own[begin : begin + MAX_WORDS * _WORD].view(torch.int32)
+
     def _word(self, owner: int, captured: bool, number: int) -> int:
         place = captured * (_TURNS * self.world + MAX_WORDS) + number
         return self._words.pointer(owner, place * _WORD)
@@ -167,14 +177,12 @@ class DeviceFabric:
 
     def lower(self, operation: Plannable, schedule: Schedule | Strategy) -> Plan:
         if isinstance(schedule, Schedule) and schedule.fusion == "kernel":
-            raise Unsupported(
-                f"{schedule} needs a kernel that stores into the memory of peers, and operators "
-                f"on {self.device.type} have none; use adaptive, or the kernels of weft.triton"
-            )
+            return claims.lower(operation, schedule)
         return planned(operation.lower(schedule), self.rates)
 
     def prepare(self, plan: Plan, slots: Sequence[str], signatures: Sequence[int]) -> DeviceProgram:
-        return DeviceProgram(plan, self, signatures, len(set(signatures)) == 1)
+        kind = ClaimProgram if plan.one_launch else DeviceProgram
+        return kind(plan, self, signatures, len(set(signatures)) == 1)
 
     def channels(self) -> tuple[Any, Any]:
         raise Unsupported(f"the native collectives take CPU tensors, not {self.device.type}")

@@ -99,10 +99,18 @@ class DeviceProgram:
     def start(
         self, call: DeviceCall, tensors: dict[str, torch.Tensor], record: bool
     ) -> DeviceFlight:
+        self.agree(call)
+        return DeviceFlight(self, call, tensors, record)
+
+    def agree(self, call: DeviceCall) -> None:
+        """Raises `Disagree` unless the headers of a call are those that this was made for."""
         call.label = self.label
         if not call.known and call.differs(self.signatures):
             raise Disagree
-        return DeviceFlight(self, call, tensors, record)
+
+    def gave_up(self) -> bool:
+        """Whether a wait of an earlier call has ended by itself: a stream's never does."""
+        return False
 
     def repeat(self, proposal: Proposal) -> Repeat | None:
         return None

@@ -122,7 +122,10 @@ class SymmetricMemory:
     def output(
         self, shape: Sequence[int], dtype: torch.dtype, out: torch.Tensor | None = None
     ) -> PeerOutput:
-        raise Unsupported("on a device no kernel of this operator stores into the memory of peers")
+        raise Unsupported(
+            "on a device no kernel of this operator stores into the memory of peers; use adaptive, "
+            "or the kernels of weft.triton"
+        )
 
     def abandon(self, output: PeerOutput) -> None:
         """Does nothing: results are never in memory that peers reach."""

@@ -143,7 +143,10 @@ class Watchdog:
 
     def _drop_ended(self) -> None:
         while self._calls and self._calls[0].compared and self._calls[0].ended.query():
-            self._fabric.board.end(self._calls.popleft().number)
+            call = self._calls.popleft()
+            if call.program is not None and call.program.gave_up() and self._fabric.broken is None:
+                self._fabric.failure((TIMEOUT, -1), call.label, "a chunk of its peers")
+            self._fabric.board.end(call.number)
             if self._calls:  # its time began when the one before it ended
                 self._calls[0].since = 0.0
 

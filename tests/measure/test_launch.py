@@ -1,0 +1,145 @@
+"""`weft.launch`: functions of any program on new ranks; results, output, errors and interrupts."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import weft
+from weft.loom.build import why_not
+
+PROGRAM = """
+import torch, torch.distributed as dist, weft
+factor = 3.0
+class Found:
+    def __init__(self, y): self.y = y
+def work(n, *, failing):
+    print("here is", dist.get_rank())
+    print("no newline", end="")
+    if dist.get_rank() == failing:
+        raise ValueError("that is bad")
+    return Found(weft.all_gather_matmul(torch.full((2, 4), factor), torch.ones(4, n)))
+found = weft.launch(work, 5, world=2, failing=None)
+assert all(isinstance(one, Found) and torch.equal(one.y, torch.full((4, 5), 12.0)) for one in found)
+try:
+    weft.launch(work, 5, world=2, failing=1)
+except weft.RankFailed as error:
+    print("caught", error)
+"""
+
+
+def test_functions_of_a_program_from_standard_input():
+    done = subprocess.run(
+        [sys.executable, "-"], input=PROGRAM, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    for rank in (0, 1):
+        assert lines.count(f"[rank {rank}] here is {rank}") == 2
+        assert f"[rank {rank}] no newline" in lines
+    assert "caught rank 1 raised ValueError: that is bad" in lines
+    assert "in work" in done.stdout  # the traceback of the rank
+
+
+def _own_result(kind):
+    assert os.environ["RANK"] == str(dist.get_rank())
+    if kind == "view":
+        return torch.arange(1 << 22)[:2].requires_grad_(False), torch.ones(2, requires_grad=True)
+    if kind == "dies":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if kind == "lock":
+        return threading.Lock()
+    if kind == "refused":
+        weft.all_gather_matmul(torch.ones(2, 3), torch.ones(4, 4))
+    if kind == "loom":
+        return torch.ones(2, device="loom") + 1
+    return dist.get_backend()
+
+
+def test_only_the_elements_of_a_tensor_are_sent():
+    ((view, leaf),) = weft.launch(_own_result, "view", world=1)
+    assert view.tolist() == [0, 1]
+    assert view.untyped_storage().nbytes() == 16
+    assert leaf.requires_grad
+
+
+def test_a_group_of_the_backend_weft():
+    assert weft.launch(_own_result, "backend", world=1, backend="weft") == ["weft"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "words"),
+    [
+        ("dies", weft.Error, "^rank 0 ended by signal SIGKILL, without an error message$"),
+        ("lock", weft.Unsupported, "^rank 0: the result of the function cannot be sent back"),
+        ("refused", weft.Unsupported, "^rank 0: w has 4 rows"),
+    ],
+)
+def test_errors_name_the_rank(kind, error, words):
+    with pytest.raises(error, match=words):
+        weft.launch(_own_result, kind, world=1)
+
+
+@pytest.mark.skipif(why_not() != "", reason=why_not())
+def test_tensors_of_a_device_come_back_on_the_cpu():
+    (made,) = weft.launch(_own_result, "loom", world=1, device="loom")
+    assert made.device.type == "cpu"
+    assert made.tolist() == [2.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"world": 0}, "world must be a whole number"),
+        ({"threads": 1.5}, "threads must be a whole number"),
+        ({"backend": "glo"}, r"backend must be gloo or weft, not 'glo' \(did you mean gloo\?\)"),
+        ({"device": "tpu"}, "device must be cpu or loom or cuda"),
+        ({"device": "loom", "backend": "weft"}, "the backend weft is for CPU tensors"),
+    ],
+)
+def test_arguments_are_checked_before_anything_starts(given, words):
+    with pytest.raises(weft.Unsupported, match=words):
+        weft.launch(_own_result, "none", **given)
+
+
+def test_what_cannot_be_sent_is_named():
+    lock = threading.Lock()
+    with pytest.raises(weft.Unsupported, match=r"cannot be sent to the ranks .*lock"):
+        weft.launch(lambda: lock)
+
+
+WAITING = """
+import os, time, weft
+def work():
+    print("pid", os.getpid())
+    time.sleep(600)
+try:
+    weft.launch(work, world=2)
+except KeyboardInterrupt:
+    print("stopped", flush=True)
+"""
+
+
+def test_an_interrupt_ends_all_ranks():
+    program = subprocess.Popen(
+        [sys.executable, "-u", "-c", WAITING],
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    try:
+        pids = [int(program.stdout.readline().split()[-1]) for _ in range(2)]
+        program.send_signal(signal.SIGINT)
+        assert program.stdout.read() == "stopped\n"
+        assert program.wait(60) == 0
+        assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
+    finally:
+        program.kill()
+        program.wait()
