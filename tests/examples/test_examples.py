@@ -20,6 +20,7 @@ SMALL = {
     "train": ["--steps", "4", "--size", "32", "--layers", "1", "--sequence", "16"],
     "dlrm": ["--steps", "3", "--batch", "32", "--rows", "50", "--dim", "8", "--tables", "4"],
 }
+IN_BACKGROUND = ["--asynchronous", "--backend", "weft"]
 
 
 @pytest.fixture
@@ -85,7 +86,7 @@ def test_moe(run):
     assert "results and gradients equal" in output
 
 
-@pytest.mark.parametrize("more", [[], ["--asynchronous"]], ids=["at once", "in background"])
+@pytest.mark.parametrize("more", [[], IN_BACKGROUND], ids=["at once, gloo", "in background, weft"])
 def test_train(ranks, tmp_path, more):
     script = (EXAMPLES / "train.py").read_text()
     options = [*SMALL["train"], "--checkpoint", str(tmp_path), *more]

@@ -4,6 +4,9 @@ Tokens go to the ranks of their experts inside the first product of the experts,
 inside the last:
 
     router -> sort by expert -> all_to_all_matmul -> activation -> matmul_all_to_all -> weigh, add
+
+If all ranks hold the same tokens, none must be sent: each rank multiplies those of its experts, and
+the results are summed over the ranks.
 """
 
 from __future__ import annotations
@@ -15,17 +18,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel.style import ParallelStyle
 from torch.distributed.tensor.placement_types import Placement
 
-from weft.collectives import all_gather, all_to_all
+from weft.collectives import all_to_all
 from weft.errors import Unsupported
-from weft.operation import split
+from weft.nn.sharded import Quick
 from weft.ops.all_to_all_matmul import all_to_all_matmul
 from weft.ops.matmul_all_to_all import matmul_all_to_all
+from weft.ops.replicated import shared, summed
 from weft.schedule import Schedule
 
 _NEEDED = ("gate_up_proj", "down_proj", "act_fn")
@@ -44,8 +47,8 @@ class ExpertParallel(ParallelStyle):
 
     Args:
         input_layouts: `Shard(0)` if every rank has tokens of its own, `Replicate()` if all ranks
-            have the same. Then each rank sends its part of the tokens, and all get all results.
-        schedule: as in `weft.all_to_all_matmul`, for forward and backward.
+            have the same. Then results are summed over the ranks, and no token is sent.
+        schedule: as in `weft.all_to_all_matmul`, for forward and backward of `Shard(0)`.
     """
 
     def __init__(
@@ -73,7 +76,7 @@ class ExpertParallel(ParallelStyle):
             )
             parameter = nn.Parameter(placed, requires_grad=weight.requires_grad)
             experts.register_parameter(name, parameter)
-        applied = _Applied(device_mesh, self.input_layouts, self.schedule)
+        applied = _Applied(device_mesh, self.input_layouts, self.schedule, Quick(device_mesh))
         experts.forward = partial(_forward, experts, applied)
         return module
 
@@ -104,6 +107,7 @@ class _Applied:
     mesh: DeviceMesh
     layout: Placement
     schedule: str
+    by: Quick
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Applied:
         return self
@@ -116,17 +120,34 @@ def _forward(
     top_k_index: torch.Tensor,
     top_k_weights: torch.Tensor,
 ) -> torch.Tensor:
-    mesh, schedule = applied.mesh, applied.schedule
-    group = mesh.get_group()
-    if applied.layout == Shard(0):
-        return _exchanged(experts, group, schedule, hidden_states, top_k_index, top_k_weights)
-    rows = list(split(hidden_states.shape[0], mesh.size()))
-    rank = mesh.get_local_rank()
-    x, weights = (_OwnRows.apply(t, rows, rank, group) for t in (hidden_states, top_k_weights))  # type: ignore[no-untyped-call]
-    index = torch.split(top_k_index, rows)[rank]
-    y = _exchanged(experts, group, schedule, x, index, weights)
-    result: torch.Tensor = _AllRows.apply(y, rows, rank, group)  # type: ignore[no-untyped-call]
-    return result
+    if applied.layout == Replicate():
+        return _summed(experts, applied.by, hidden_states, top_k_index, top_k_weights)
+    group = applied.mesh.get_group()
+    return _exchanged(experts, group, applied.schedule, hidden_states, top_k_index, top_k_weights)
+
+
+def _summed(
+    experts: Any, by: Quick, x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor
+) -> torch.Tensor:
+    """The results of tokens that all ranks hold. Nothing needs to be sent to the experts: every
+    rank adds what its own give, and the sums of all ranks are added."""
+    x, weights = shared(x, by), shared(weights, by)
+    up, down = _weights(experts)
+    each = up.shape[0]
+    chosen = index.flatten() - each * dist.get_rank(by.group)
+    mine = ((chosen >= 0) & (chosen < each)).nonzero().squeeze(1)
+    order = mine[chosen[mine].argsort(stable=True)]
+    counts = chosen[order].bincount(minlength=each).tolist()
+    token = order // index.shape[1]
+    # A rank without tokens multiplies none of them, so that its gradients have the same graph.
+    busy = [number for number, count in enumerate(counts) if count] or [0]
+    parts = []
+    sent = torch.split(x[token], [counts[number] for number in busy])
+    for number, rows in zip(busy, sent, strict=True):
+        gate, raised = (rows @ up[number]).chunk(2, -1)
+        parts.append((experts.act_fn(gate) * raised) @ down[number])
+    y = parts[0] if len(parts) == 1 else torch.cat(parts)
+    return summed(_added(x, y, token, weights.flatten()[order]), by)
 
 
 def _exchanged(
@@ -138,7 +159,7 @@ def _exchanged(
     weights: torch.Tensor,
 ) -> torch.Tensor:
     """The results of this rank's tokens."""
-    up, down = (_own(getattr(experts, name)).transpose(1, 2) for name in _NEEDED[:2])
+    up, down = _weights(experts)
     each, world = up.shape[0], dist.get_world_size(group)
     chosen = index.flatten()
     counts = chosen.bincount(minlength=each * world)[: each * world]
@@ -149,44 +170,18 @@ def _exchanged(
     options: dict[str, Any] = {"group": group, "schedule": schedule}
     gate, raised = all_to_all_matmul(x[token], up, sent, came, **options).chunk(2, -1)
     y = matmul_all_to_all(experts.act_fn(gate) * raised, down, came, sent, **options)
-    weighed = y * weights.flatten()[order].unsqueeze(1)
+    return _added(x, y, token, weights.flatten()[order])
+
+
+def _weights(experts: Any) -> list[torch.Tensor]:
+    """This rank's weights of the first and of the last product, [experts, K, N]."""
+    held = (getattr(experts, name) for name in _NEEDED[:2])
+    return [(p.to_local() if isinstance(p, DTensor) else p).transpose(1, 2) for p in held]
+
+
+def _added(
+    x: torch.Tensor, y: torch.Tensor, token: torch.Tensor, weights: torch.Tensor
+) -> torch.Tensor:
+    """The weighed rows of y, added for each token of x."""
+    weighed = y * weights.unsqueeze(1)
     return torch.zeros_like(x).index_add(0, token, weighed.to(x.dtype))
-
-
-def _own(parameter: Any) -> torch.Tensor:
-    local: torch.Tensor = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-    return local
-
-
-class _OwnRows(torch.autograd.Function):
-    """This rank's rows of a tensor that all ranks hold. Its gradient is gathered again."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: torch.Tensor, rows: list[int], rank: int, group: dist.ProcessGroup
-    ) -> torch.Tensor:
-        ctx.rows, ctx.group = rows, group
-        return torch.split(x, rows)[rank]
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-        whole = all_gather(gradient.contiguous(), sizes=ctx.rows, group=ctx.group)
-        return whole, None, None, None
-
-
-class _AllRows(torch.autograd.Function):
-    """The rows of all ranks. All ranks then hold the same, so the gradient of a rank's rows is its
-    part of the gradient."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: torch.Tensor, rows: list[int], rank: int, group: dist.ProcessGroup
-    ) -> torch.Tensor:
-        ctx.rows, ctx.rank = rows, rank
-        return all_gather(x.contiguous(), sizes=rows, group=group)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-        return torch.split(gradient, ctx.rows)[ctx.rank], None, None, None

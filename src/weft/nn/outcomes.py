@@ -24,7 +24,7 @@ _OUTCOMES = {
     "embedding_rowwise": ("all_reduce", "local", _LOOKUP.format("sum")),
     "embedding_colwise": ("all_gather", "local", _LOOKUP.format("gather")),
     "moe_tp_experts": ("all_reduce", "all_reduce", _EXPERTS),
-    "expert_parallel": ("both all_to_all", "both all_to_all", ""),
+    "expert_parallel": ("all_reduce", "all_reduce", _EXPERTS),
     "replicated_with_grad_allreduce": ("local", "all_reduce", _SINGLE),
     "mla_kv_a_proj": ("local", "all_reduce", _SINGLE),
     "all_reduce": ("all_reduce", "local", "there is no product of weft before the sum"),

@@ -68,8 +68,8 @@ def parallelize(
             plan of the model (`tp_plan`).
         sequence_parallel: whether activations between attention and MLP are divided along the
             sequence, if its length allows that.
-        expert_parallel: whether every rank holds some experts of a mixture whole, and tokens go to
-            their experts (`ExpertParallel`), instead of a part of every expert.
+        expert_parallel: whether every rank holds some experts of a mixture whole
+            (`ExpertParallel`), instead of a part of every expert.
         schedule: as in `weft.matmul_all_reduce`, for all layers.
         src_data_rank: the rank whose weights count, as in torch's `parallelize_module`. None: the
             weights are equal on all ranks already, and nothing is sent.

@@ -28,7 +28,7 @@ STYLES = {
     "embedding_rowwise": "the vocabulary is divided, and the rows summed",
     "embedding_colwise": "the columns of the embedding are divided, and gathered",
     "moe_tp_experts": "every expert is divided, and the results are summed",
-    "expert_parallel": "whole experts are divided among the ranks, and tokens go to their experts",
+    "expert_parallel": "whole experts are divided among the ranks, and their results are summed",
     "replicated_with_grad_allreduce": "whole on every rank; its gradient is summed",
     "mla_kv_a_proj": "whole on every rank; the gradient of its rotary part is summed",
     "all_reduce": "the results of the ranks are summed",
