@@ -14,7 +14,6 @@ from typing import Any
 
 from weft.errors import Unsupported
 from weft.machine import Machine, load
-from weft.plan.tasks import Plannable
 from weft.report.palette import fill_of, lanes_of
 from weft.schedule import Schedule
 from weft.select import heuristic
@@ -196,7 +195,7 @@ def _timeline(scenario: Scenario, machine: Machine, schedule: Schedule) -> Timel
     return run(scenario.operation.lower(schedule), machine).timeline()
 
 
-def _choice(machine: Machine, operation: Plannable) -> _Chosen | None:
+def _choice(machine: Machine, operation: Any) -> _Chosen | None:
     """What auto's rule chooses; None where there is no rule for the operation."""
     try:
         choice = heuristic.choose(machine, operation)

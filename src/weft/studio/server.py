@@ -78,7 +78,7 @@ def _safely(handler: Handler) -> Handler:
 def _asked(request: Request) -> tuple[State, dict[str, str]]:
     """The state of a request, and what else its query says: tab, rank, row."""
     query = dict(request.query_params)
-    more = {key: query.pop(key) for key in ("tab", "rank", "row") if key in query}
+    more: dict[str, str] = {key: query.pop(key) for key in ("tab", "rank", "row") if key in query}
     if any(len(value) > 64 for value in more.values()):
         raise Unsupported("tab, rank and row are short")
     return State.from_query(query), more
