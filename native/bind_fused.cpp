@@ -14,6 +14,7 @@
 #include <stdexcept>
 
 #include "fused.h"
+#include "team.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -89,11 +90,12 @@ void bind_fused(nb::module_& m) {
       .def(
           "pool",
           [](const Bags& bags, uint64_t first, uint64_t count, uint64_t column, uint64_t columns,
-             uint64_t target, uint64_t pitch, const std::string& kernels) {
+             uint64_t target, uint64_t pitch, int threads, const std::string& kernels) {
             bags.pool(kernels_of(kernels), first, count, column, columns,
-                      reinterpret_cast<char*>(target), pitch);
+                      reinterpret_cast<char*>(target), pitch, threads);
           },
-          "first"_a, "bags"_a, "column"_a, "columns"_a, "target"_a, "pitch"_a, "kernels"_a = "",
+          "first"_a, "bags"_a, "column"_a, "columns"_a, "target"_a, "pitch"_a, "threads"_a = 1,
+          "kernels"_a = "",
           Unlocked());
 
   nb::class_<Kernel>(m, "Kernel")
@@ -130,6 +132,7 @@ void bind_fused(nb::module_& m) {
           },
           "x"_a, "rows"_a, "x_pitch"_a, "w"_a, "type"_a, "transposed"_a, "pitch"_a, "k"_a,
           "scale"_a)
+      .def_rw("threads", &Operands::threads)
       .def("set_bags", [](Operands& o, std::shared_ptr<Bags> bags) { o.bags = std::move(bags); });
 
   nb::class_<KernelRun>(m, "KernelRun")
@@ -172,8 +175,9 @@ void bind_fused(nb::module_& m) {
           [](Repeat& repeat, Fabric& fabric, uint64_t call, int64_t patience, uint64_t x,
              uint64_t rows, uint64_t x_pitch, uint64_t w, int type, bool transposed,
              uint64_t pitch, uint64_t k, uint64_t scale, uint64_t y, uint64_t inbox,
-             uint64_t inbox_offset, uint64_t y_offset) {
+             uint64_t inbox_offset, uint64_t y_offset, int threads) {
             Operands operands;
+            operands.threads = threads;
             operands.x = pointer(x);
             operands.x_rows = rows;
             operands.x_pitch = x_pitch;
@@ -195,13 +199,16 @@ void bind_fused(nb::module_& m) {
   m.def(
       "multiply",  // x [rows, k] in float32 by a weight, into float32; for tests and measurements
       [](uint64_t x, uint64_t rows, uint64_t w, int type, bool transposed, uint64_t pitch,
-         uint64_t k, uint64_t scale, uint64_t columns, uint64_t out, const std::string& kernels) {
-        kernels_of(kernels).multiply(reinterpret_cast<const float*>(pointer(x)), k, rows,
-                                     weight_of(w, type, transposed, pitch, k, scale), 0, columns,
-                                     reinterpret_cast<float*>(out), columns);
+         uint64_t k, uint64_t scale, uint64_t columns, uint64_t out, int threads,
+         const std::string& kernels) {
+        multiply(kernels_of(kernels), threads, reinterpret_cast<const float*>(pointer(x)), k, rows,
+                 weight_of(w, type, transposed, pitch, k, scale), 0, columns,
+                 reinterpret_cast<float*>(out), columns);
       },
       "x"_a, "rows"_a, "w"_a, "type"_a, "transposed"_a, "pitch"_a, "k"_a, "scale"_a, "columns"_a,
-      "out"_a, "kernels"_a = "", Unlocked());
+      "out"_a, "threads"_a = 1, "kernels"_a = "", Unlocked());
+
+  m.def("has_team", &has_team);  // whether kernels can use the threads of torch's operators
 
   m.def(
       "is_set",  // whether the environment has a variable, without a word where it has not

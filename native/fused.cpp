@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "team.h"
+
 namespace weft {
 namespace {
 
@@ -30,15 +32,38 @@ std::tuple<int, uint64_t, uint64_t> Bags::check(const Kernels& kernels) const {
   return {0, 0, 0};
 }
 
+uint64_t Bags::bytes_of_bag() const {
+  uint64_t bytes = 0;
+  for (const Table& t : tables_)
+    if (t.num_bags) bytes += t.num_indices * t.dim * size_of(t.type) / t.num_bags;
+  return bytes;
+}
+
 void Bags::pool(const Kernels& kernels, uint64_t first, uint64_t bags, uint64_t column,
-                uint64_t columns, char* target, uint64_t pitch) const {
-  for (const Table& t : tables_) {
-    const uint64_t begin = std::max(column, t.column);
-    const uint64_t end = std::min(column + columns, t.column + t.dim);
-    if (begin >= end || bags == 0) continue;
-    kernels.pool(t, first, bags, begin - t.column, end - begin,
-                 target + (begin - column) * size_of(t.out), pitch);
-  }
+                uint64_t columns, char* target, uint64_t pitch, int threads) const {
+  const uint64_t together = threads > 1 ? units_of_part(bytes_of_bag()) : std::max<uint64_t>(bags, 1);
+  in_parts(threads, (bags + together - 1) / together, [&](size_t part) {
+    const uint64_t from = part * together, count = std::min(together, bags - from);
+    for (const Table& t : tables_) {
+      const uint64_t begin = std::max(column, t.column);
+      const uint64_t end = std::min(column + columns, t.column + t.dim);
+      if (begin >= end) continue;
+      kernels.pool(t, first + from, count, begin - t.column, end - begin,
+                   target + from * pitch + (begin - column) * size_of(t.out), pitch);
+    }
+  });
+}
+
+void multiply(const Kernels& kernels, int threads, const float* x, size_t x_pitch, size_t rows,
+              const Weight& w, size_t column, size_t columns, float* out, size_t out_pitch) {
+  const size_t unit = kColumnsTogether * w.k * size_of(w.type);
+  const size_t together =
+      threads > 1 ? kColumnsTogether * units_of_part(unit) : std::max<size_t>(columns, 1);
+  in_parts(threads, (columns + together - 1) / together, [&](size_t part) {
+    const size_t from = part * together;
+    kernels.multiply(x, x_pitch, rows, w, column + from, std::min(together, columns - from),
+                     out + from, out_pitch);
+  });
 }
 
 KernelRun::KernelRun(Fabric& fabric, std::shared_ptr<const Kernel> kernel, const Kernels& kernels,
@@ -139,8 +164,9 @@ Outcome KernelRun::multiply(const Step& step) {
   for (const Rectangle& piece : step.pieces) {
     char* target = address(piece.target, piece.rows, piece.columns * sizeof(float));
     if (!target) return {Code::corrupt, piece.target.rank};
-    kernels_.multiply(x_, x_pitch_, piece.rows, operands_.weight, piece.column, piece.columns,
-                      reinterpret_cast<float*>(target), piece.target.pitch / sizeof(float));
+    weft::multiply(kernels_, operands_.threads, x_, x_pitch_, piece.rows, operands_.weight,
+                   piece.column, piece.columns, reinterpret_cast<float*>(target),
+                   piece.target.pitch / sizeof(float));
   }
   return {};
 }
@@ -150,7 +176,7 @@ Outcome KernelRun::pool(const Step& step) {
     char* target = address(piece.target, piece.rows, piece.columns * size_of(kernel_->type));
     if (!target) return {Code::corrupt, piece.target.rank};
     operands_.bags->pool(kernels_, piece.first, piece.rows, piece.column, piece.columns, target,
-                         piece.target.pitch);
+                         piece.target.pitch, operands_.threads);
   }
   return {};
 }
@@ -169,13 +195,20 @@ Outcome KernelRun::add(const Step& step) {
     targets[i] = address(end, step.rows, step.columns * size_of(kernel_->type));
     if (!targets[i]) return {Code::corrupt, end.rank};
   }
-  for (uint64_t row = 0; row < step.rows; ++row) {
-    kernels_.add(sources.data(), sources.size(), step.columns, targets.data(), targets.size(),
-                 kernel_->type);
-    for (size_t i = 0; i < sources.size(); ++i)
-      sources[i] += step.sources[i].pitch / sizeof(float);
-    for (size_t i = 0; i < targets.size(); ++i) targets[i] += step.targets[i].pitch;
-  }
+  const uint64_t together = units_of_part(step.columns * sources.size() * sizeof(float));
+  in_parts(operands_.threads, (step.rows + together - 1) / together, [&](size_t part) {
+    auto from = sources;
+    auto to = targets;
+    const uint64_t first = part * together, end = std::min(step.rows, first + together);
+    for (size_t i = 0; i < from.size(); ++i)
+      from[i] += first * (step.sources[i].pitch / sizeof(float));
+    for (size_t i = 0; i < to.size(); ++i) to[i] += first * step.targets[i].pitch;
+    for (uint64_t row = first; row < end; ++row) {
+      kernels_.add(from.data(), from.size(), step.columns, to.data(), to.size(), kernel_->type);
+      for (size_t i = 0; i < from.size(); ++i) from[i] += step.sources[i].pitch / sizeof(float);
+      for (size_t i = 0; i < to.size(); ++i) to[i] += step.targets[i].pitch;
+    }
+  });
   return {};
 }
 

@@ -23,9 +23,11 @@ class Bags {
   std::tuple<int, uint64_t, uint64_t> check(const Kernels& kernels) const;
   // Pools bags from `first` on into a target; columns count over all tables.
   void pool(const Kernels& kernels, uint64_t first, uint64_t bags, uint64_t column,
-            uint64_t columns, char* target, uint64_t pitch) const;
+            uint64_t columns, char* target, uint64_t pitch, int threads) const;
 
  private:
+  uint64_t bytes_of_bag() const;  // that are read, in the mean
+
   std::vector<Table> tables_;
 };
 
@@ -58,7 +60,12 @@ struct Operands {
   uint64_t x_rows = 0, x_pitch = 0;  // bytes from row to row
   Weight weight{};
   std::shared_ptr<const Bags> bags;
+  int threads = 1;  // that may compute
 };
+
+// kernels.multiply on several threads, with the same bits.
+void multiply(const Kernels& kernels, int threads, const float* x, size_t x_pitch, size_t rows,
+              const Weight& w, size_t column, size_t columns, float* out, size_t out_pitch);
 
 class KernelRun {
  public:

@@ -43,6 +43,10 @@ struct Table {
   Type out;  // of the pooled rows
 };
 
+// Columns of a product that are made together, so that what several groups of rows read stays in the
+// cache. Products that are cut at multiples of it have the same bits as a whole one.
+constexpr size_t kColumnsTogether = 48;
+
 struct Kernels {
   const char* name;
   // out[m, n] = sum over k of x[m, k] w[k, column + n], in float32; pitches in elements.

@@ -102,7 +102,7 @@ TEST(lookups_into_tables) {
                         true, 4, weighted ? weights.data() : nullptr, pooling, type});
               CHECK_SAME(std::get<0>(bags.check(*kernels)), 0);
               // The mean of four is exact; of others only without a division.
-              bags.pool(*kernels, 0, 4, 0, dim, out.data(), dim * size_of(type));
+              bags.pool(*kernels, 0, 4, 0, dim, out.data(), dim * size_of(type), 1);
               for (uint64_t bag = 0; bag < 4; ++bag) {
                 const uint64_t end = bag < 3 ? uint64_t(offsets[bag + 1]) : wide.size();
                 const uint64_t count = end - uint64_t(offsets[bag]);

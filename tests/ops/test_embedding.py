@@ -218,6 +218,6 @@ def test_kernels_of_all_processors_agree(dtype):
         want = torch.nn.functional.embedding_bag(index, table.double(), offset, mode="sum")
         for name in _native.kernel_names():
             got = torch.empty(10, dim, dtype=dtype)
-            bags.native.pool(0, 10, 0, dim, got.data_ptr(), dim * dtype.itemsize, name)
+            bags.native.pool(0, 10, 0, dim, got.data_ptr(), dim * dtype.itemsize, kernels=name)
             tolerance = 1e-5 if dtype == torch.float32 else 2e-2
             torch.testing.assert_close(got.double(), want, rtol=tolerance, atol=tolerance)

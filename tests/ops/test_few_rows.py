@@ -361,7 +361,7 @@ def test_kernels_of_all_processors(dtype, transposed):
                 out = torch.full((m, n), float("nan"))
                 _native.multiply(
                     x.data_ptr(), m, lying.data_ptr(), types[dtype], transposed, pitch, k, 0, n,
-                    out.data_ptr(), name,
+                    out.data_ptr(), kernels=name,
                 )  # fmt: skip
                 assert torch.equal(out, x @ w.float()), (name, m, k, n)
 

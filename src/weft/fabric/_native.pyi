@@ -209,8 +209,10 @@ def multiply(
     scale: int,
     columns: int,
     out: int,
+    threads: int = 1,
     kernels: str = "",
 ) -> None: ...
+def has_team() -> bool: ...
 
 class Bags:
     def __init__(self) -> None: ...
@@ -240,6 +242,7 @@ class Bags:
         columns: int,
         target: int,
         pitch: int,
+        threads: int = 1,
         kernels: str = "",
     ) -> None: ...
 
@@ -259,6 +262,7 @@ class Kernel:
     ) -> None: ...
 
 class Operands:
+    threads: int
     def __init__(self) -> None: ...
     def set_product(
         self,
@@ -319,6 +323,7 @@ class Repeat:
         inbox: int,
         inbox_offset: int,
         y_offset: int,
+        threads: int,
         /,
     ) -> Outcome: ...
     def go(self) -> Outcome: ...

@@ -83,7 +83,9 @@ class Bags:
         """Stores `rows` bags from `row` on, and `columns` columns from `column` on, into the
         target."""
         pitch = target.stride(0) * target.element_size()
-        self.native.pool(row, rows, column, columns, target.data_ptr(), pitch)
+        self.native.pool(
+            row, rows, column, columns, target.data_ptr(), pitch, torch.get_num_threads()
+        )
 
     def data_ptr(self) -> int:
         """0, because bags have no address."""

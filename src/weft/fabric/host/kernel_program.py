@@ -181,6 +181,7 @@ class KernelFlight:
 def _operands(tensors: Mapping[str, torch.Tensor]) -> _native.Operands:
     """The operands of the kernel: addresses, types and strides."""
     operands = _native.Operands()
+    operands.threads = torch.get_num_threads()
     if "bags" in tensors:
         operands.set_bags(cast(Bags, tensors["bags"]).native)
         return operands

@@ -155,7 +155,8 @@ def look_at_counters(fabric: Fabric, count: int) -> None:
 def multiply(x: torch.Tensor, w: torch.Tensor, y: torch.Tensor) -> None:
     """y = x @ w by the native kernel for few rows, on its own. w is packed as in a call."""
     kept, place = packed(w)
-    _native.multiply(x.data_ptr(), x.shape[0], *place, 0, w.shape[1], y.data_ptr())
+    threads = torch.get_num_threads()
+    _native.multiply(x.data_ptr(), x.shape[0], *place, 0, w.shape[1], y.data_ptr(), threads)
     del kept
 
 

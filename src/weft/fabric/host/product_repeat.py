@@ -86,6 +86,7 @@ class ProductRepeat:
                 inbox.pointer,
                 inbox.offset,
                 output.offset,
+                torch.get_num_threads(),
             )
             if outcome[0] != OK and self._go_on(outcome, call, x, w)[0] == DISAGREE:
                 return False

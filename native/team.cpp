@@ -1,0 +1,92 @@
+#include "team.h"
+
+#include <dlfcn.h>
+#include <link.h>
+#include <pthread.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <string>
+
+namespace weft {
+namespace {
+
+// The entry of an OpenMP runtime for a parallel region. GNU's, LLVM's and Intel's all have it.
+using Parallel = void (*)(void (*)(void*), void*, unsigned threads, unsigned flags);
+
+std::atomic<bool> forked{false};
+
+// The path of the first OpenMP runtime that the process has loaded, empty where there is none.
+std::string loaded_runtime() {
+  std::string found;
+  dl_iterate_phdr(
+      [](dl_phdr_info* info, size_t, void* data) {
+        const char* name = std::strrchr(info->dlpi_name, '/');
+        name = name ? name + 1 : info->dlpi_name;
+        for (const char* prefix : {"libgomp", "libiomp5", "libomp"}) {
+          if (std::strncmp(name, prefix, std::strlen(prefix)) != 0) continue;
+          *static_cast<std::string*>(data) = info->dlpi_name;
+          return 1;
+        }
+        return 0;
+      },
+      &found);
+  return found;
+}
+
+Parallel find_parallel() {
+  const std::string path = loaded_runtime();
+  if (path.empty()) return nullptr;
+  void* library = dlopen(path.c_str(), RTLD_LAZY | RTLD_NOLOAD);
+  if (!library) return nullptr;
+  pthread_atfork(nullptr, nullptr, [] { forked.store(true, std::memory_order_relaxed); });
+  return reinterpret_cast<Parallel>(dlsym(library, "GOMP_parallel"));
+}
+
+Parallel parallel() {
+  static const Parallel found = find_parallel();  // torch is loaded before any call
+  return forked.load(std::memory_order_relaxed) ? nullptr : found;
+}
+
+// What the threads of a team share. Whoever is free takes the next part, so that a thread that the
+// system has stopped holds up the others by one part only.
+//
+// The runtime's own barriers order all memory; `next` and `done` order it once more, because a thread
+// sanitizer does not see into the runtime: what the caller wrote before is released by its store to
+// `next`, which every thread acquires with the part that it takes; what the threads write is released
+// by their addition to `done`, which the caller acquires.
+struct Team {
+  void (*part)(void*, size_t);
+  void* data;
+  size_t parts;
+  std::atomic<size_t> next{0}, done{0};
+
+  void work() {
+    for (;;) {
+      const size_t i = next.fetch_add(1, std::memory_order_acq_rel);
+      if (i >= parts) break;
+      part(data, i);
+      done.fetch_add(1, std::memory_order_release);
+    }
+  }
+};
+
+}  // namespace
+
+bool has_team() { return parallel() != nullptr; }
+
+void run_parts(int threads, size_t parts, void (*part)(void*, size_t), void* data) {
+  const Parallel run = threads > 1 && parts > 1 ? parallel() : nullptr;
+  if (!run) {
+    for (size_t i = 0; i < parts; ++i) part(data, i);
+    return;
+  }
+  Team team{part, data, parts};
+  team.next.store(0, std::memory_order_release);
+  const unsigned wanted = unsigned(std::min<size_t>(size_t(threads), parts));
+  run([](void* shared) { static_cast<Team*>(shared)->work(); }, &team, wanted, 0);
+  (void)team.done.load(std::memory_order_acquire);
+}
+
+}  // namespace weft

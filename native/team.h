@@ -1,0 +1,36 @@
+// A team of threads for one task, which is cut into parts that do not depend on the number of threads.
+//
+// The threads are those that torch's own operators run on: the OpenMP runtime that torch has loaded is
+// asked for them. So a process has no second set of threads, the affinity that was set for torch
+// (OMP_PLACES, GOMP_CPU_AFFINITY, KMP_AFFINITY) holds, and no thread of weft spins while torch
+// computes. Where there is no such runtime, and in a forked child, whose threads are gone, the caller
+// does all parts itself.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+namespace weft {
+
+// Calls part(data, i) for every i below `parts`, on up to `threads` threads, the caller's among them.
+void run_parts(int threads, size_t parts, void (*part)(void* data, size_t i), void* data);
+
+template <class Part>
+void in_parts(int threads, size_t parts, const Part& part) {
+  run_parts(
+      threads, parts, [](void* data, size_t i) { (*static_cast<const Part*>(data))(i); },
+      const_cast<void*>(static_cast<const void*>(std::addressof(part))));
+}
+
+// Whether a team can be had in this process.
+bool has_team();
+
+constexpr uint64_t kPartBytes = 128 << 10;  // to read or write: far more than it takes to hand a part out
+
+// How many of the smallest units, each with so many bytes to read, make up one part.
+inline uint64_t units_of_part(uint64_t unit_bytes) {
+  return unit_bytes ? (kPartBytes + unit_bytes - 1) / unit_bytes : kPartBytes;
+}
+
+}  // namespace weft
