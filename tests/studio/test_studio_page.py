@@ -113,7 +113,7 @@ def test_four_timelines_follow_a_dragged_slider(page: Page) -> None:
     drag(page, "m", 12)
     assert page.locator("#machines .facts").inner_text() != before
     spent = page.evaluate("weftRedraws")
-    # On an idle machine the median is below 150 ms; the bound leaves room for a busy one.
+    # Bounds a stall only: the time depends on the load of the machine, which a test cannot choose.
     assert statistics.median(spent) < 1500, spent
 
 
