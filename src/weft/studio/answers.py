@@ -18,7 +18,7 @@ from weft.report.palette import fill_of, lanes_of
 from weft.schedule import Schedule
 from weft.select import heuristic
 from weft.select.sizes import NoRule
-from weft.simulate import run
+from weft.simulate import Simulation
 from weft.studio import words
 from weft.studio.state import MOST_ROWS, MOST_SIZE, State
 from weft.study.exploration import Scenario, ScheduleOutcome, explore_operation
@@ -122,10 +122,11 @@ def timelines(state: State, check: Check = lambda: None) -> list[Timeline]:
     """The drawn timelines of all ranks, titled with machine and schedule, for a trace."""
     found = []
     for machine in state.machines():
-        scenario, chosen = _explored(state, machine, None)
+        kept: dict[Schedule, Simulation] = {}
+        scenario, chosen = _explored(state, machine, None, kept)
         for schedule in _shown(state, scenario, chosen):
             title = f"{machine.name} {schedule.name}"
-            found.append(replace(_timeline(scenario, machine, schedule), title=title))
+            found.append(replace(kept[schedule].timeline(), title=title))
     return found
 
 
@@ -139,10 +140,11 @@ def _quick(state: State, machine: Machine, rank: int | None) -> Answer:
     possible = set(Schedule.space(operation)) | ({chosen.schedule} if chosen else set())
     wanted = [one for one in dict.fromkeys(wanted) if one in possible and not one.serial][:3]
     serial = [Schedule.parse("serial@dma"), Schedule.parse("serial@cores")]
-    scenario, chosen = _explored(state, machine, [*serial, *wanted])
+    kept: dict[Schedule, Simulation] = {}
+    scenario, chosen = _explored(state, machine, [*serial, *wanted], kept)
     there = {outcome.schedule for outcome in scenario.outcomes}
     shown = [scenario.baseline, *(one for one in wanted if one in there)]
-    drawn = [_timeline(scenario, machine, one) for one in shown]
+    drawn = [kept[one].timeline() for one in shown]
     if rank is not None:
         drawn = [timeline.of(rank % state.world) for timeline in drawn]
     if sum(len(timeline.spans) for timeline in drawn) > MOST_SPANS:
@@ -175,7 +177,10 @@ def _full(state: State, machine: Machine) -> Answer:
 
 
 def _explored(
-    state: State, machine: Machine, schedules: Sequence[Schedule] | None
+    state: State,
+    machine: Machine,
+    schedules: Sequence[Schedule] | None,
+    kept: dict[Schedule, Simulation] | None = None,
 ) -> tuple[Scenario, _Chosen | None]:
     """The scenario of a state, with auto's choice among the schedules."""
     operation = state.operation()
@@ -184,15 +189,10 @@ def _explored(
     if chosen is not None and chosen.schedule not in wanted:
         wanted.append(chosen.schedule)
     shape = Shape(state.m, state.n, state.k, dtype=state.dtype)
-    scenario = explore_operation(machine, operation, shape, wanted)
+    scenario = explore_operation(machine, operation, shape, wanted, kept)
     if not scenario.outcomes:
         raise Unsupported(scenario.refused[0][1])
     return scenario, chosen
-
-
-def _timeline(scenario: Scenario, machine: Machine, schedule: Schedule) -> Timeline:
-    """The timeline of a schedule, simulated again, which is cheaper than keeping all of them."""
-    return run(scenario.operation.lower(schedule), machine).timeline()
 
 
 def _choice(machine: Machine, operation: Any) -> _Chosen | None:

@@ -204,10 +204,12 @@ def explore_operation(
     operation: Plannable,
     shape: Shape,
     schedules: Sequence[Schedule] | None = None,
+    kept: dict[Schedule, Simulation] | None = None,
 ) -> Scenario:
-    """Simulates schedules of one operation, whatever its sizes mean; `shape` names it."""
+    """Simulates schedules of one operation, whatever its sizes mean; `shape` names it. The
+    simulations, which are large, are put into `kept` if it is given."""
     with _uncollected():
-        return _explore(machine, operation, shape, schedules, schedules is None)
+        return _explore(machine, operation, shape, schedules, schedules is None, kept)
 
 
 @contextmanager
@@ -229,6 +231,7 @@ def _explore(
     shape: Shape,
     schedules: Sequence[Schedule] | None,
     auto: bool,
+    kept: dict[Schedule, Simulation] | None = None,
 ) -> Scenario:
     known: dict[Schedule, Simulation] = {}
     for engine in ("dma", "cores"):
@@ -252,6 +255,8 @@ def _explore(
             refused.append((schedule, str(error)))
             return None
         simulation = known.get(schedule) or run(plan, machine)
+        if kept is not None:
+            kept[schedule] = simulation
         seconds = simulation.seconds
         return ScheduleOutcome(
             schedule,
