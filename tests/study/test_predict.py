@@ -12,7 +12,8 @@ from weft.fabric import Link
 from weft.machine import Machine
 from weft.measure.calibration import QUICK, YARDSTICK
 from weft.measure.describe import describe
-from weft.measure.measurement import Arm, LinkSpec, Measurement, measure
+from weft.measure.link_spec import LinkSpec
+from weft.measure.measurement import Arm, Measurement, measure
 from weft.plan.all_gather_matmul import AllGatherMatmul
 from weft.schedule import Schedule
 from weft.simulate import run

@@ -18,8 +18,8 @@ from weft.fabric import Link, of
 from weft.loom.build import library, why_not
 from weft.measure.arms import arms_of
 from weft.measure.launch import Report, launch
+from weft.measure.link_spec import busiest_link
 from weft.measure.measurement import (
-    busiest_link,
     finished,
     interleaved,
     percent_over_rounds,

@@ -18,7 +18,8 @@ from weft.fabric.host.probe import multiply
 from weft.machine import load
 from weft.measure.arms import arms_of
 from weft.measure.launch import Report, launch
-from weft.measure.measurement import LinkSpec, interleaved, measure
+from weft.measure.link_spec import LinkSpec
+from weft.measure.measurement import interleaved, measure
 from weft.operation import find
 from weft.schedule import Schedule
 from weft.study.in_kernel_savings import savings

@@ -9,7 +9,8 @@ from weft.benchmarks import Check, Result, part
 from weft.fabric import of
 from weft.measure.arms import arms_of
 from weft.measure.launch import Report, launch
-from weft.measure.measurement import LinkSpec, interleaved, measure
+from weft.measure.link_spec import LinkSpec
+from weft.measure.measurement import interleaved, measure
 from weft.operation import find
 from weft.schedule import Schedule
 

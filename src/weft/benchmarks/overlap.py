@@ -9,7 +9,8 @@ import torch.distributed as dist
 
 from weft.benchmarks import Check, Result, part
 from weft.measure.launch import Report, all_gather_flat, launch
-from weft.measure.measurement import LinkSpec, Measurement, interleaved, measure
+from weft.measure.link_spec import LinkSpec
+from weft.measure.measurement import Measurement, interleaved, measure
 from weft.plan.all_gather_matmul import AllGatherMatmul
 from weft.schedule import Schedule
 

@@ -11,7 +11,8 @@ from weft.fabric.link import Topology
 from weft.machine import load
 from weft.measure.calibration import YARDSTICK
 from weft.measure.launch import Report
-from weft.measure.measurement import LinkSpec, measure
+from weft.measure.link_spec import LinkSpec
+from weft.measure.measurement import measure
 from weft.plan.all_gather_matmul import AllGatherMatmul
 from weft.schedule import Schedule
 from weft.study.prediction import Prediction, keep_results, predict

@@ -13,7 +13,8 @@ from rich.console import Console
 from weft.cli.console import WIDTH, Json, console, print_json, progress, say_written
 from weft.cli.run import check_device
 from weft.files import write_atomically
-from weft.measure.measurement import LinkSpec, Measurement, measure
+from weft.measure.link_spec import LinkSpec
+from weft.measure.measurement import Measurement, measure
 from weft.plan.all_gather_matmul import AllGatherMatmul
 from weft.report.run_page import run_page
 from weft.report.run_report import verdict

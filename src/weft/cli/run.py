@@ -32,7 +32,8 @@ from weft.files import check_target
 from weft.loom.build import library, why_not
 from weft.machine import load
 from weft.measure.calibration import YARDSTICK
-from weft.measure.measurement import LinkSpec, Measurement, measure
+from weft.measure.link_spec import LinkSpec
+from weft.measure.measurement import Measurement, measure
 from weft.operation import find
 from weft.report.perfetto import write_trace
 from weft.report.run_page import run_page

@@ -17,13 +17,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from weft.errors import Unsupported
 from weft.fabric import Link, of
-from weft.fabric.link import Topology
 from weft.measure import busyness
 from weft.measure.arms import arms_of
 from weft.measure.busyness import Company
 from weft.measure.launch import Report, launch
+from weft.measure.link_spec import LinkSpec, paced
 from weft.operation import Operation
 from weft.plan.tasks import Plannable
 from weft.run.explain import explain_plan
@@ -40,31 +39,6 @@ YARDSTICK_CALLS = 16
 """The yardstick runs this many times in a row, so that its operands are in the cache."""
 RECORDED = 3
 """The number of rounds that record spans, after the measured rounds."""
-
-
-@dataclass(frozen=True)
-class LinkSpec:
-    """A requested link: a fixed one, or one on which communication takes `multiple` times as long
-    as compute on this machine."""
-
-    link: Link | None = None
-    multiple: float | None = None
-    topology: Topology = "mesh"
-
-    @classmethod
-    def parse(cls, text: str, topology: Topology = "mesh") -> LinkSpec:
-        """`memory`, a rate (`0.1GB/s`), or `balanced`, `0.5x`, `2x`: that multiple of compute."""
-        if text == "balanced":
-            return cls(multiple=1.0, topology=topology)
-        if text.endswith("x"):
-            try:
-                multiple = float(text[:-1])
-            except ValueError:
-                multiple = 0.0
-            if not 0 < multiple < 1e6:
-                raise Unsupported(f"{text!r} is not a link; write e.g. 0.5x, balanced or 2x")
-            return cls(multiple=multiple, topology=topology)
-        return cls(link=Link.parse(text, topology), topology=topology)
 
 
 @dataclass(frozen=True)
@@ -228,7 +202,7 @@ def _measure_rank(
     made = arms_of(operation, fabric)
     report(0.0, "warming up")
     alone = statistics.median(timed(finished(made.compute, finish)) for _ in range(5))
-    link = spec.link or _paced(operation, spec, _slowest(alone))
+    link = spec.link or paced(operation, spec, _slowest(alone))
     fabric.set_link(link)
     arms: dict[str, Callable[[], None]] = {
         "compute": made.compute,
@@ -390,38 +364,3 @@ def percent_over_rounds(samples: Mapping[str, Sequence[float]], arm: str, serial
     names = (serial, arm, "compute", "communication")
     rounds = zip(*(samples[name] for name in names), strict=True)
     return statistics.median(percent_of_ideal(*times) for times in rounds)
-
-
-def _paced(operation: Operation, spec: LinkSpec, compute: float) -> Link:
-    """The link on which communication takes the requested multiple of compute."""
-    assert spec.multiple is not None
-    load = busiest_link(operation, spec.topology)
-    if load == 0:
-        return Link(topology=spec.topology)
-    return Link(load / (spec.multiple * compute), topology=spec.topology)
-
-
-def busiest_link(operation: Operation, topology: Topology) -> int:
-    """The bytes on the busiest link."""
-    world = operation.world
-    load: dict[tuple[str, int, int], int] = {}
-
-    def add(link: tuple[str, int, int], num_bytes: int) -> None:
-        load[link] = load.get(link, 0) + num_bytes
-
-    for source in range(world):
-        for target in range(world):
-            num_bytes = operation.num_bytes(source, target)
-            if topology == "mesh":
-                add(("pair", source, target), num_bytes)
-            elif topology == "switch":
-                add(("out", source, 0), num_bytes)
-                add(("in", target, 0), num_bytes)
-            else:
-                ahead = (target - source) % world
-                step = 1 if ahead <= world - ahead else -1
-                at = source
-                while at != target:
-                    add(("hop", at, step), num_bytes)
-                    at = (at + step) % world
-    return max(load.values(), default=0)

@@ -22,7 +22,8 @@ import torch.distributed as dist
 from weft.errors import Unsupported
 from weft.fabric import Fabric, Link, of
 from weft.measure.launch import Report, launch
-from weft.measure.measurement import busiest_link, interleaved, timed
+from weft.measure.link_spec import busiest_link
+from weft.measure.measurement import interleaved, timed
 from weft.ops.concurrent import matmul_beside
 from weft.plan.concurrent import COLLECTIVES
 from weft.run.placement import Placement
