@@ -42,10 +42,16 @@ def cache(tmp_path_factory):
         yield
 
 
-@pytest.mark.parametrize(("target", "dtype"), MATRIX)
-@pytest.mark.parametrize("name", ahead.KERNELS)
-def test_flags_are_released_and_acquired_for_the_whole_system(name, target, dtype):
-    built = ahead.build(name, target, dtype)
+def matrix():
+    for name in ahead.KERNELS:
+        yield from ((name, target, dtype, 64) for target, dtype in MATRIX)
+    # The device fabric's words.
+    yield from (("all_gather_gemm_claim", target, "bfloat16", 32) for target in ahead.TARGETS)
+
+
+@pytest.mark.parametrize(("name", "target", "dtype", "bits"), [*matrix()])
+def test_flags_are_released_and_acquired_for_the_whole_system(name, target, dtype, bits):
+    built = ahead.build(name, target, dtype, counter_bits=bits)
     found = audit(built)
     assert found.faults == ()
     releases, acquires = FLAGS[name]

@@ -52,7 +52,7 @@ _ELEMENTS = frozenset({"x", "w", "y", "out", "shard", "gathered", "weights"})
 _OTHER_POINTERS = {
     **dict.fromkeys(("tables", "heights", "widths", "targets", "firsts", "pieces"), "*i64"),
     **dict.fromkeys(("indices", "offsets", "arrived", "made", "summed"), "*i64"),
-    **dict.fromkeys(("bases", "expected", "status", "counters"), "*i64"),
+    **dict.fromkeys(("bases", "expected", "status"), "*i64"),
     **dict.fromkeys(("routes", "chunks", "claims"), "*i32"),
     "inbox": "*fp32",
 }
@@ -81,8 +81,15 @@ def default_tiles(kernel: str, target: str, dtype: torch.dtype) -> Tiles:
     return Tiles(k=64 if dtype.itemsize == 2 else 32)
 
 
-def build(kernel: str, target: str, dtype: torch.dtype | str, tiles: Tiles | None = None) -> Build:
-    """Compiles one kernel; no GPU is needed."""
+def build(
+    kernel: str,
+    target: str,
+    dtype: torch.dtype | str,
+    tiles: Tiles | None = None,
+    counter_bits: int = 64,
+) -> Build:
+    """Compiles one kernel; no GPU is needed. counter_bits: 32 for the words of the device
+    fabric."""
     for name, known in ((kernel, KERNELS), (target, TARGETS)):
         if name not in known:
             raise Unsupported(f"there is no {name!r}{nearest(name, known)}; use {', '.join(known)}")
@@ -93,7 +100,7 @@ def build(kernel: str, target: str, dtype: torch.dtype | str, tiles: Tiles | Non
     tiles = tiles or default_tiles(kernel, target, dtype)
     function = KERNELS[kernel]
     constants = _constants(tiles)
-    source = _source(function, dtype, constants)
+    source = _source(function, dtype, constants, {"counters": f"*i{counter_bits}"})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         options = tiles.options if kernel != "embedding_all_to_all" else {"num_warps": 4}
@@ -121,7 +128,9 @@ def _constants(tiles: Tiles) -> dict[str, Any]:
     }
 
 
-def _source(function: JitKernel, dtype: torch.dtype, constants: dict[str, Any]) -> Any:
+def _source(
+    function: JitKernel, dtype: torch.dtype, constants: dict[str, Any], pointers: dict[str, str]
+) -> Any:
     """The kernel with the types of its arguments in a launch with contiguous tensors."""
     signature: dict[str, str] = {}
     for name in inspect.signature(function.fn).parameters:
@@ -130,7 +139,7 @@ def _source(function: JitKernel, dtype: torch.dtype, constants: dict[str, Any]) 
         elif name in _ELEMENTS:
             signature[name] = "*" + in_triton()[dtype]
         else:
-            signature[name] = _OTHER_POINTERS.get(name, "i32")
+            signature[name] = (_OTHER_POINTERS | pointers).get(name, "i32")
     aligned = {
         (number,): [["tt.divisibility", 16]]
         for number, (name, kind) in enumerate(signature.items())
