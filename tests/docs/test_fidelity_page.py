@@ -78,7 +78,7 @@ def test_the_section_of_this_host_needs_results(
     keep_results(json.dumps({"rows": [{"case": "a", "median error %": 7}], "checks": [check]}))
     text = host_section.section()
     assert "| a | 7 |" in text
-    assert "7.12 (bar: <= 10, kept)" in text
+    assert "7.12 (target: <= 10, kept)" in text
     keep_results("{")
     assert "Not measured where this was written" in host_section.section()
 
