@@ -17,7 +17,9 @@ from conformance import Case, tensors
 from loom_fabric import clear
 
 import weft
+from weft.fabric.device import claims
 from weft.fabric.device import program as programs
+from weft.fabric.device.claims import ClaimFlight
 from weft.fabric.device.flight import DeviceFlight
 from weft.loom.library import loaded
 from weft.plan.tasks import Copy
@@ -40,14 +42,22 @@ class Mutant(NamedTuple):
     item: int | str = 0
 
 
-class MutantFlight(DeviceFlight):
-    """A call that lacks what `dropped` says, and keeps its program where tests find it."""
+class Lacking:
+    """What calls lack, and the program of the last one, where tests find it."""
 
     dropped: Mutant | None = None
     program: programs.DeviceProgram
 
+
+class _Mutating:
+    """A call that lacks what `Lacking.dropped` says."""
+
+    @property
+    def dropped(self):
+        return Lacking.dropped
+
     def __init__(self, program, call, tensors, record):
-        type(self).program = program
+        Lacking.program = program
         self._owner = None
         super().__init__(program, call, tensors, record)
 
@@ -91,6 +101,20 @@ class MutantFlight(DeviceFlight):
         super()._copy(step)
         if self._is("hold", 0) and _touches(step.task, self.dropped.item):
             self._owner = None  # nothing holds the memory from here on
+
+
+class MutantFlight(_Mutating, DeviceFlight):
+    """A call whose waits are those of streams."""
+
+
+class MutantClaims(_Mutating, ClaimFlight):
+    """A call whose kernel waits for the words of chunks."""
+
+    def _copy(self, step):
+        if self._is("arrival", step.number):  # said to have arrived before it is copied
+            self._wait_for(step)
+            self._arrived(self._program.arrivals[step.task.id], step)
+        super()._copy(step)
 
 
 def _borrowed(tensor):
@@ -138,7 +162,7 @@ class Prepared:
         self.fabric = weft.fabric.of(None, "loom")
         with _flights():
             self.call()
-        self.program = MutantFlight.program
+        self.program = Lacking.program
 
     def call(self):
         with torch.device("loom"):
@@ -167,13 +191,13 @@ ONE_WAY = "all_to_all_matmul/one way"
 
 @contextlib.contextmanager
 def _flights(mutant=None):
-    plain, programs.DeviceFlight = programs.DeviceFlight, MutantFlight
-    MutantFlight.dropped = mutant
+    programs.DeviceFlight, claims.ClaimFlight = MutantFlight, MutantClaims
+    Lacking.dropped = mutant
     try:
         yield
     finally:
-        programs.DeviceFlight = plain
-        MutantFlight.dropped = None
+        programs.DeviceFlight, claims.ClaimFlight = DeviceFlight, ClaimFlight
+        Lacking.dropped = None
 
 
 def _prepare(name, schedule) -> Prepared:
@@ -187,11 +211,16 @@ def listed(name, schedule, captured=False) -> list[Mutant]:
     calls have, and their words; the rest is the same."""
     program = _prepare(name, schedule).program
     steps, peers, found = program.steps, program.fabric.peers, []
+    arrivals = getattr(program, "arrivals", {})
+    if not program.computes:  # its kernel waits, and not the stream
+        steps = [step for step in steps if step.stream]
+        found += [Mutant("arrival", step.number) for step in steps if step.task.id in arrivals]
     for step in steps:
         found += [Mutant("word", step.number, item) for item in range(len(step.words))]
     if captured:
         found += [Mutant("meet", peer, turn) for peer in peers for turn in (0, 1)]
         found += [Mutant("reset", -1 - turn, peer) for peer in peers for turn in (0, 1)]
+        found += [Mutant("reset", 0, word) for word in arrivals.values()]
         return found + [Mutant("reset", 0, word) for step in steps for word in step.words]
     for step in steps:
         events = [i for i, e in enumerate(step.events) if not _paces(steps, step, e)]

@@ -6,6 +6,7 @@ import pytest
 import torch
 from claim_calls import exact, refused, result
 from device_calls import killed, replays
+from test_device_mutations import ALL, check, sample
 
 pytest.importorskip("triton")
 
@@ -48,3 +49,17 @@ def test_what_has_no_kernel_is_refused(loom):
         )
         assert "use in-kernel@dma" in told[1][1]
         assert "not float64; use adaptive" in told[2][1]
+
+
+@pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
+def test_what_is_left_out_is_found(loom, captured):
+    """Also a chunk that is said to have arrived before it has: the kernel logs what it touches at
+    the moment it does."""
+    ranks = loom(2, deadline=6) if captured else loom(2)
+    some = sample("claims")
+
+    def chosen(found):
+        return found if ALL else [next(m for m in found if m[1].kind == "arrival"), *some(found)]
+
+    tried = check(ranks, "all_gather_matmul", "in-kernel:2", chosen, captured=captured)
+    assert tried["arrival"]
