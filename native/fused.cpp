@@ -41,9 +41,7 @@ uint64_t Bags::bytes_of_bag() const {
 
 void Bags::pool(const Kernels& kernels, uint64_t first, uint64_t bags, uint64_t column,
                 uint64_t columns, char* target, uint64_t pitch, int threads) const {
-  const uint64_t together = threads > 1 ? units_of_part(bytes_of_bag()) : std::max<uint64_t>(bags, 1);
-  in_parts(threads, (bags + together - 1) / together, [&](size_t part) {
-    const uint64_t from = part * together, count = std::min(together, bags - from);
+  in_blocks(threads, bags, bytes_of_bag(), [&](uint64_t from, uint64_t count) {
     for (const Table& t : tables_) {
       const uint64_t begin = std::max(column, t.column);
       const uint64_t end = std::min(column + columns, t.column + t.dim);
@@ -56,13 +54,12 @@ void Bags::pool(const Kernels& kernels, uint64_t first, uint64_t bags, uint64_t 
 
 void multiply(const Kernels& kernels, int threads, const float* x, size_t x_pitch, size_t rows,
               const Weight& w, size_t column, size_t columns, float* out, size_t out_pitch) {
-  const size_t unit = kColumnsTogether * w.k * size_of(w.type);
-  const size_t together =
-      threads > 1 ? kColumnsTogether * units_of_part(unit) : std::max<size_t>(columns, 1);
-  in_parts(threads, (columns + together - 1) / together, [&](size_t part) {
-    const size_t from = part * together;
-    kernels.multiply(x, x_pitch, rows, w, column + from, std::min(together, columns - from),
-                     out + from, out_pitch);
+  const uint64_t units = (columns + kColumnsTogether - 1) / kColumnsTogether;
+  const uint64_t unit_bytes = kColumnsTogether * w.k * size_of(w.type);
+  in_blocks(threads, units, unit_bytes, [&](uint64_t first, uint64_t count) {
+    const size_t from = first * kColumnsTogether;
+    const size_t size = std::min<size_t>(count * kColumnsTogether, columns - from);
+    kernels.multiply(x, x_pitch, rows, w, column + from, size, out + from, out_pitch);
   });
 }
 
@@ -195,15 +192,14 @@ Outcome KernelRun::add(const Step& step) {
     targets[i] = address(end, step.rows, step.columns * size_of(kernel_->type));
     if (!targets[i]) return {Code::corrupt, end.rank};
   }
-  const uint64_t together = units_of_part(step.columns * sources.size() * sizeof(float));
-  in_parts(operands_.threads, (step.rows + together - 1) / together, [&](size_t part) {
+  const uint64_t row_bytes = step.columns * sources.size() * sizeof(float);
+  in_blocks(operands_.threads, step.rows, row_bytes, [&](uint64_t first, uint64_t rows) {
     auto from = sources;
     auto to = targets;
-    const uint64_t first = part * together, end = std::min(step.rows, first + together);
     for (size_t i = 0; i < from.size(); ++i)
       from[i] += first * (step.sources[i].pitch / sizeof(float));
     for (size_t i = 0; i < to.size(); ++i) to[i] += first * step.targets[i].pitch;
-    for (uint64_t row = first; row < end; ++row) {
+    for (uint64_t row = 0; row < rows; ++row) {
       kernels_.add(from.data(), from.size(), step.columns, to.data(), to.size(), kernel_->type);
       for (size_t i = 0; i < from.size(); ++i) from[i] += step.sources[i].pitch / sizeof(float);
       for (size_t i = 0; i < to.size(); ++i) to[i] += step.targets[i].pitch;

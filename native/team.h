@@ -7,6 +7,7 @@
 // does all parts itself.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -28,9 +29,17 @@ bool has_team();
 
 constexpr uint64_t kPartBytes = 128 << 10;  // to read or write: far more than it takes to hand a part out
 
-// How many of the smallest units, each with so many bytes to read, make up one part.
-inline uint64_t units_of_part(uint64_t unit_bytes) {
-  return unit_bytes ? (kPartBytes + unit_bytes - 1) / unit_bytes : kPartBytes;
+// Calls block(first, units) for blocks of consecutive units, each with so many bytes to read, that
+// make up `count`. One thread gets all of them at once.
+template <class Block>
+void in_blocks(int threads, uint64_t count, uint64_t unit_bytes, const Block& block) {
+  if (count == 0) return;
+  const uint64_t enough = unit_bytes ? (kPartBytes + unit_bytes - 1) / unit_bytes : kPartBytes;
+  const uint64_t together = threads > 1 ? enough : count;
+  in_parts(threads, (count + together - 1) / together, [&](size_t part) {
+    const uint64_t first = part * together;
+    block(first, std::min(together, count - first));
+  });
 }
 
 }  // namespace weft

@@ -141,7 +141,7 @@ def _quick(state: State, machine: Machine, rank: int | None) -> Answer:
     wanted = [one for one in dict.fromkeys(wanted) if one in possible and not one.serial][:3]
     serial = [Schedule.parse("serial@dma"), Schedule.parse("serial@cores")]
     kept: dict[Schedule, Simulation] = {}
-    scenario, chosen = _explored(state, machine, [*serial, *wanted], kept)
+    scenario, _ = _explored(state, machine, [*serial, *wanted], kept, chosen)
     there = {outcome.schedule for outcome in scenario.outcomes}
     shown = [scenario.baseline, *(one for one in wanted if one in there)]
     drawn = [kept[one].timeline() for one in shown]
@@ -181,10 +181,12 @@ def _explored(
     machine: Machine,
     schedules: Sequence[Schedule] | None,
     kept: dict[Schedule, Simulation] | None = None,
+    chosen: _Chosen | None = None,
 ) -> tuple[Scenario, _Chosen | None]:
-    """The scenario of a state, with auto's choice among the schedules."""
+    """The scenario of a state, with auto's choice among the schedules. chosen: the choice, if it is
+    known already."""
     operation = state.operation()
-    chosen = _choice(machine, operation)
+    chosen = chosen or _choice(machine, operation)
     wanted = list(Schedule.space(operation) if schedules is None else schedules)
     if chosen is not None and chosen.schedule not in wanted:
         wanted.append(chosen.schedule)

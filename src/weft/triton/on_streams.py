@@ -9,9 +9,14 @@ import torch
 
 from weft.triton.jit import JitKernel
 from weft.triton.kernels.all_gather_gemm_claim import all_gather_gemm_claim
-from weft.triton.launch import FOREVER, HOST_PROGRAMS, Tiles, resident
+from weft.triton.launch import FOREVER, HOST_PROGRAMS, STATUS_WORDS, Tiles, resident
 
 _grids: dict[tuple[JitKernel, torch.dtype, int | None], int] = {}
+
+
+def new_status(device: torch.device) -> torch.Tensor:
+    """Where kernels say that they gave up, and why: 0 as long as they have not."""
+    return torch.zeros(STATUS_WORDS, dtype=torch.int64, device=device)
 
 
 def all_gather_claims(

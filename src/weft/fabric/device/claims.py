@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from weft.fabric.device.device_call import DeviceCall
     from weft.fabric.device.device_fabric import DeviceFabric
 
-_STATUS_WORDS = 8
-
 
 @dataclass(frozen=True)
 class Chunks:
@@ -85,7 +83,7 @@ class ClaimProgram(DeviceProgram):
             torch.tensor([*chunks.rows, (0, 0, 0, 0)], dtype=torch.int32, device=fabric.device)
             for chunks in self.chunks
         ]
-        self.status = torch.zeros(_STATUS_WORDS, dtype=torch.int64, device=fabric.device)
+        self.status = _kernels().new_status(fabric.device)
         # Calls may come from any stream.
         torch.accelerator.current_stream(fabric.device).synchronize()
 
