@@ -14,7 +14,7 @@ from typing import Any
 
 from weft.errors import Unsupported
 from weft.machine import Machine, load
-from weft.report.palette import fill_of, lanes_of
+from weft.report.palette import fill_of, fills_of, lanes_of
 from weft.schedule import Schedule
 from weft.select import heuristic
 from weft.select.sizes import NoRule
@@ -155,11 +155,11 @@ def _quick(state: State, machine: Machine, rank: int | None) -> Answer:
         "timelines": [
             {
                 **_row(scenario.outcome(schedule), scenario, chosen),
-                **_spans(timeline),
+                **spans(timeline),
             }
             for schedule, timeline in zip(shown, drawn, strict=True)
         ],
-        "legend": _legend(drawn),
+        "legend": legend(drawn),
     }
 
 
@@ -267,7 +267,7 @@ def _outcome(scenario: Scenario, chosen: _Chosen | None) -> ScheduleOutcome | No
     return next((one for one in scenario.outcomes if one.schedule == chosen.schedule), None)
 
 
-def _spans(timeline: Timeline) -> Answer:
+def spans(timeline: Timeline) -> Answer:
     """The spans of a timeline as columns, which are a third of the size of objects."""
     lanes = lanes_of(timeline)
     rows = {lane: number for number, lane in enumerate(lanes)}
@@ -285,10 +285,8 @@ def _spans(timeline: Timeline) -> Answer:
     }
 
 
-def _legend(drawn: Sequence[Timeline]) -> list[Answer]:
-    fills = {fill_of(span) for timeline in drawn for span in timeline.spans}
-    ordered = sorted(fills, key=lambda fill: (fill.order, fill.name))
-    return [{"name": fill.name, "colour": fill.colour} for fill in ordered]
+def legend(drawn: Sequence[Timeline]) -> list[Answer]:
+    return [{"name": fill.name, "colour": fill.colour} for fill in fills_of(drawn)]
 
 
 def _point(asked: State, machine: Machine) -> Answer:

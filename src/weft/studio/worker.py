@@ -4,6 +4,7 @@ questions per process: of one tab's questions of one kind, only the newest is an
 from __future__ import annotations
 
 import asyncio
+import importlib
 import itertools
 import multiprocessing
 import os
@@ -16,6 +17,8 @@ from weft.errors import Error, Unsupported
 
 LIMIT = 60.0
 """The most seconds that an answer may take."""
+START = 600.0
+"""The most seconds until a new process is ready; on a busy computer, imports take long."""
 
 
 class Stale(Exception):
@@ -69,12 +72,15 @@ class Lane:
         arguments = (theirs, self._cancelled, os.getpid())
         self._process = self._context.Process(target=_serve, args=arguments, daemon=True)
         self._process.start()
+        self._ready = False
         theirs.close()
 
     def _exchange(
         self, number: int, function: Callable[..., Any], arguments: tuple[Any, ...]
     ) -> tuple[str, Any]:
         try:
+            if not self._ready:
+                self._ready = self._pipe.poll(START) and bool(self._pipe.recv())
             self._pipe.send((number, function, arguments))
             if self._pipe.poll(self._limit):
                 answer: tuple[str, Any] = self._pipe.recv()
@@ -89,6 +95,8 @@ class Lane:
 
 def _serve(pipe: Connection, cancelled: Any, parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server handles it and ends its processes
+    importlib.import_module("weft.studio.answers")  # takes seconds, which are not an answer's
+    pipe.send(True)
     while True:
         try:
             number, function, arguments = pipe.recv()

@@ -2,6 +2,7 @@
 // While a slider moves, one question is under way at a time, and only the newest waits for it.
 import * as timelines from "./timelines.js";
 import * as charts from "./charts.js";
+import * as live from "./live.js";
 
 const $ = (id) => document.getElementById(id);
 const tab = crypto.randomUUID();
@@ -88,6 +89,7 @@ function fill() {
   for (const option of form.elements.beside.options) option.disabled = option.value === state.machine;
   const rank = $("rank").value;
   options($("rank"), [...Array(state.world).keys()].map((n) => [String(n), String(n)]).concat([["all", "all"]]));
+  live.asked(query(), machine().title);
   $("rank").value = rank && [...$("rank").options].some((o) => o.value === rank) ? rank : "0";
 }
 
@@ -136,7 +138,7 @@ function drawTimelines(answer) {
   const lines = machines.map((one) => one.timelines.length).join();
   if (box.dataset.lines !== lines) {
     box.dataset.lines = lines;
-    timelines.forget();
+    timelines.forget("asked");
     box.replaceChildren(...machines.map((one) => {
       const card = document.createElement("article");
       card.className = "card";
@@ -326,7 +328,7 @@ function listen() {
   $("layer").addEventListener("change", takeLayer);
   $("rank").addEventListener("change", () => { $("machines").dataset.lines = ""; newest = `${query()}#${$("rank").value}`; moved = performance.now(); redraw(); });
   $("search").addEventListener("input", (event) => timelines.setSearch(event.target.value));
-  $("zoom-out").addEventListener("click", timelines.zoomOut);
+  $("zoom-out").addEventListener("click", () => timelines.zoomOut());
   timelines.onZoom((zoomed) => { $("zoom-out").disabled = !zoomed; });
   $("draw-map").addEventListener("click", () => { mapWanted = true; drawMap(turn).catch(tell); });
   $("cancel-map").addEventListener("click", () => { mapWanted = false; $("cancel-map").hidden = $("map-progress").hidden = true; });
@@ -352,6 +354,7 @@ function listen() {
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
     timelines.redraw();
     if (lastCurves) drawCurves(lastCurves);
+    live.redraw();
     if (lastMap) charts.map($("map"), lastMap, (m, n) => change({ m, n }, true));
   });
 }
@@ -379,6 +382,7 @@ async function start() {
   legend($("losses"), LOSSES.map(([, label, colour]) => [label, colour]));
   offerModels();
   listen();
+  live.start({ tab, query, time, legend, loom: about.loom, take: (sizes) => change(sizes, true) });
   state = fromLink();
   fill();
   moved = performance.now();
