@@ -163,3 +163,41 @@ def test_two_tabs_at_once(browser: Browser, link: str, page: Page) -> None:
             until(tab, f"location.search.includes('k={k}')")
             tab.wait_for_selector("#tables:not(.waiting)")
             assert tab.locator("#error").is_hidden()
+
+
+def test_a_live_run_is_laid_over_the_prediction_of_this_computer(page: Page) -> None:
+    page.select_option("[name=dtype]", "float8_e4m3fn")
+    page.click("#live-run")  # what cannot run here is refused, and what can is offered
+    page.wait_for_selector("#live-fit:visible")
+    assert "float32" in page.inner_text("#live-said")
+    page.click("#live-fit")
+    for name in "mnk":
+        page.fill(f"#in-{name}", "256")
+        page.press(f"#in-{name}", "Tab")
+    page.select_option("#live-rounds", "7")
+    page.click("#live-run")
+    until(page, "document.getElementById('live-said').textContent === 'Round 3 of 7'")
+    page.wait_for_selector("#live-plot .main-svg")
+    assert "float32" in page.inner_text("#live-case")
+    assert "this computer" in page.inner_text("#live-where-said")
+    bars = page.evaluate("document.getElementById('live-plot').data.map((one) => one.x.length)")
+    assert bars == [6, 5]  # measured are five schedules and auto; predicted are the five
+    painted = "[...document.querySelectorAll('#live-result canvas')].map((one) => one.width)"
+    assert min(page.evaluate(painted)) > 100
+    verdict = page.inner_text("#live-verdict")
+    assert verdict.startswith(("Use ", "Overlap gains nothing", "Nothing is crowned: the machine"))
+    assert page.locator("#live-stale").is_hidden()
+    page.fill("#in-k", "512")
+    page.press("#in-k", "Tab")
+    page.wait_for_selector("#live-stale:visible")
+
+
+def test_a_live_run_is_cancelled(page: Page) -> None:
+    page.fill("#in-m", "512")
+    page.press("#in-m", "Tab")
+    page.click("#live-run")
+    page.wait_for_selector("#live-progress:visible")
+    page.click("#live-cancel")
+    until(page, "document.getElementById('live-said').textContent.startsWith('Cancelled')")
+    assert page.locator("#live-cancel").is_hidden()
+    assert page.locator("#live-result").is_hidden()

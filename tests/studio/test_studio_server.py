@@ -31,7 +31,7 @@ def test_the_page_is_offline_and_safe(client: TestClient) -> None:
     assert answer.status_code == 200
     assert "default-src 'none'" in answer.headers["content-security-policy"]
     assert answer.headers["referrer-policy"] == "no-referrer"
-    for name in ("studio.css", "studio.js", "timelines.js", "charts.js", "plotly.js"):
+    for name in ("studio.css", "studio.js", "timelines.js", "charts.js", "live.js", "plotly.js"):
         assert client.get(f"/{TOKEN}/{name}").status_code == 200
 
 

@@ -24,12 +24,12 @@ def answer(case: Case, result: Measurement, host: Machine, calibrated: bool) -> 
     figure, height = times(result, prediction)
     forecasts = {} if prediction is None else {f.arm.name: f for f in prediction.forecasts}
     first = standing(result).first
-    calls, drawn = [], []
+    calls = []
     for arm in sorted(result.every, key=lambda one: one.seconds):
         known = forecasts.get(arm.chose or arm.name)
         recorded = _from_zero(arm.timeline.of(0))
         simulated = None if known is None else _from_zero(known.timeline.of(0))
-        drawn += [one for one in (recorded, simulated) if one is not None]
+        drawn = [one for one in (recorded, simulated) if one is not None]
         calls.append(
             {
                 "name": name_of(arm),
@@ -38,6 +38,7 @@ def answer(case: Case, result: Measurement, host: Machine, calibrated: bool) -> 
                 "speedup": arm.speedup,
                 "recorded": _line(arm, recorded),
                 "predicted": None if simulated is None else _line(arm, simulated),
+                "legend": legend(drawn),
             }
         )
     return {
@@ -60,7 +61,6 @@ def answer(case: Case, result: Measurement, host: Machine, calibrated: bool) -> 
         "figure": figure,
         "height": height,
         "calls": calls,
-        "legend": legend(drawn),
     }
 
 
@@ -80,7 +80,8 @@ def where(case: Case, result: Measurement, host: Machine) -> str:
             f"Measured on loom, an emulated device, with {ranks} on this computer. The times show "
             "the order of work, not the speed of a GPU, and there is no prediction for loom."
         )
-    links = "as fast as memory" if not result.link.paced else f"paced to {result.link}"
+    rate = result.link.bandwidth
+    links = "as fast as memory" if rate is None else f"paced to {rate / 1e9:.3g} GB/s each"
     return f"Measured on this computer ({host.title}) with {ranks}; links are {links}."
 
 

@@ -7,15 +7,16 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from urllib.parse import parse_qsl
 
 import torch
 
 from weft.dtype import ITEM_BYTES, ON_HOST
 from weft.errors import Unsupported
+from weft.loom.build import library_path, why_not
 from weft.measure.arms import measurable
 from weft.measure.link_spec import LinkSpec
 from weft.measure.measurement import RECORDED, WARM_UP
-from weft.report.units import byte_size
 from weft.schedule import Schedule
 from weft.select.guard import MOST_CALLS
 from weft.studio.answers import FIRST_SHOWN
@@ -78,6 +79,11 @@ class Case:
             raise Unsupported(f"rounds are a number, not {rounds[:20]!r}")
         return cls(State.from_query(rest), where, pace, int(rounds))
 
+    def to_query(self) -> dict[str, str]:
+        """What `from_query` reads."""
+        rest = {"where": self.where, "pace": self.pace, "rounds": str(self.rounds)}
+        return dict(parse_qsl(self.state.to_query())) | rest
+
     @property
     def link(self) -> LinkSpec:
         return LinkSpec.parse(self.pace)
@@ -119,6 +125,8 @@ class Case:
             return f"{state.op} is not measured by itself; choose one of {', '.join(measurable())}"
         if state.dtype not in ON_HOST:
             return f"this computer multiplies {', '.join(ON_HOST)}, not {state.dtype}"
+        if self.where == "loom" and not has_loom():
+            return f"loom cannot run here: {why_not() or 'it is not built; `weft loom build` does'}"
         if state.world > limits.ranks:
             return (
                 f"{state.world} ranks would share {limits.cores} cores, and nothing could overlap; "
@@ -127,30 +135,35 @@ class Case:
         memory, seconds = self.num_bytes(), self.seconds(limits)
         wants = []
         if memory > limits.memory:
-            wants.append(f"{byte_size(memory)} of memory")
+            wants.append(f"{_size(memory)} of memory")
         if seconds > limits.seconds:
             wants.append(f"about {_time(seconds)}")
         if not wants:
             return ""
         return (
             f"{state.m} x {state.n} x {state.k} would take {' and '.join(wants)} here; a live run "
-            f"may take {byte_size(limits.memory)} and {_time(limits.seconds)}"
+            f"may take {_size(limits.memory)} and {_time(limits.seconds)}"
         )
 
     def fitting(self, limits: Limits) -> State | None:
         """The nearest state that fits: fewer ranks, and the longest size halved as often as needed.
         None if there is none."""
         state = self.state
-        if state.op not in measurable():
+        if state.op not in measurable() or (self.where == "loom" and not has_loom()):
             return None
         dtype = state.dtype if state.dtype in ON_HOST else "float32"
         state = replace(state, world=min(state.world, limits.ranks), dtype=dtype)
         while replace(self, state=state).refused(limits):
-            sizes = {"m": state.m, "n": state.n, "k": state.k}
-            longest = max(sizes, key=lambda name: sizes[name])
-            if sizes[longest] <= LEAST_SIZE:
+            m, n, k = state.m, state.n, state.k
+            longest = max(m, n, k)
+            if longest <= LEAST_SIZE:
                 return None
-            state = replace(state, **{longest: sizes[longest] // 2})
+            if longest == m:
+                state = replace(state, m=m // 2)
+            elif longest == n:
+                state = replace(state, n=n // 2)
+            else:
+                state = replace(state, k=k // 2)
         return state
 
     def _of_a_rank(self) -> tuple[int, int, int]:
@@ -159,6 +172,11 @@ class Case:
         axis = SHARED_SIZE[state.op]
         sizes[axis] = -(-sizes[axis] // state.world)
         return sizes["m"], sizes["n"], sizes["k"]
+
+
+def has_loom() -> bool:
+    """Whether the emulated device is built here."""
+    return not why_not() and library_path().exists()
 
 
 def limits_here(dtype: str) -> Limits:
@@ -204,6 +222,10 @@ def _text(path: str) -> str:
         return Path(path).read_text()
     except OSError:
         return ""
+
+
+def _size(num_bytes: float) -> str:
+    return f"{num_bytes / 1e9:.1f} GB"
 
 
 def _time(seconds: float) -> str:

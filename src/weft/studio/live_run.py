@@ -7,30 +7,24 @@ standard input is closed.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import signal
 import sys
-import tempfile
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NoReturn
 
 from weft.errors import Error, Unsupported
-from weft.loom.build import library_path, why_not
 from weft.machine import Machine, load
 from weft.measure.calibration import YARDSTICK
 from weft.measure.measurement import Measurement, measure
 from weft.select import heuristic, this_host
 from weft.select.sizes import NoRule
 from weft.studio.live_answer import answer
-from weft.studio.live_case import Case, limits_here
+from weft.studio.live_case import Case
 
 Say = Callable[[dict[str, Any]], None]
-_lock: list[int] = []
-"""Held until this process ends."""
 
 
 def main() -> None:
@@ -48,25 +42,13 @@ def main() -> None:
     try:
         run(Case.from_query(query), say)
     except Error as error:
-        say({"error": str(error)})
+        say({"error": f"This cannot be measured: {error}"})
     except Exception as error:
-        say({"error": f"the run failed: {error!r}"})
+        say({"error": f"The run failed: {error!r}"})
 
 
 def run(case: Case, say: Say) -> None:
-    """Measures the case if it fits and nothing else is measured, and says how far it is."""
-    limits = limits_here(case.state.dtype)
-    reason = case.refused(limits) or (_no_loom() if case.where == "loom" else "")
-    if reason:
-        fits = case.fitting(limits)
-        changed = {} if fits is None else _sizes(case, fits)
-        say({"error": f"{reason}.", "refused": True, "fits": changed})
-        return
-    if not alone():
-        raise Unsupported(
-            "another live run is going on on this computer, and two at once would disturb each "
-            "other; start this one when it has ended"
-        )
+    """Measures the case, and says how far it is."""
     say({"progress": 0.0, "text": f"starting {case.state.world} ranks"})
     result = _measured(case, say)
     calibrated, host = _host()
@@ -94,9 +76,10 @@ def _measured(case: Case, say: Say) -> Measurement:
 def _choices(case: Case) -> tuple[str, ...]:
     """What `auto` chooses on the machines that are asked about."""
     found = []
+    operation: Any = case.state.operation()
     for machine in case.state.machines():
         try:
-            found.append(heuristic.choose(machine, case.state.operation()).schedule.name)
+            found.append(heuristic.choose(machine, operation).schedule.name)
         except NoRule:
             continue
     return tuple(found)
@@ -109,31 +92,6 @@ def _host() -> tuple[bool, Machine]:
         return True, load("cpu")
     except Unsupported:
         return False, this_host.default()
-
-
-def _no_loom() -> str:
-    if why_not():
-        return f"loom cannot run here: {why_not()}"
-    return "" if library_path().exists() else "loom is not built here; `weft loom build` builds it"
-
-
-def _sizes(case: Case, fits: Any) -> dict[str, Any]:
-    """What differs in the state that fits."""
-    names = ("m", "n", "k", "world", "dtype")
-    return {n: getattr(fits, n) for n in names if getattr(fits, n) != getattr(case.state, n)}
-
-
-def alone() -> bool:
-    """Whether no other live run is going on; if so, none begins until this process ends."""
-    path = Path(tempfile.gettempdir()) / f"weft-live-{os.getuid()}.lock"
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(handle)
-        return False
-    _lock.append(handle)
-    return True
 
 
 def _terminated(number: int, frame: object) -> NoReturn:

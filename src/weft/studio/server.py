@@ -17,14 +17,13 @@ from starlette.types import ASGIApp
 
 from weft.dtype import MULTIPLIED
 from weft.errors import Error, Unsupported
-from weft.loom.build import library_path, why_not
 from weft.machine import load
 from weft.report.page import plotly_js
 from weft.report.perfetto import trace_events
 from weft.studio import answers, presets, snippets, words
 from weft.studio.guard import Guard
 from weft.studio.live import LiveRuns
-from weft.studio.live_case import Case
+from weft.studio.live_case import Case, has_loom
 from weft.studio.state import SHARED_SIZE, State, machine_names
 from weft.studio.worker import Lane, Stale
 
@@ -123,8 +122,7 @@ async def _live(request: Request) -> Response:
     """Runs the case on this computer: a line of JSON for every step, while somebody listens."""
     query = dict(request.query_params)
     tab = query.pop("tab", "")[:64]
-    Case.from_query(query)  # what is wrong is said at once
-    lines = request.app.state.live.stream(tab, query)
+    lines = request.app.state.live.stream(tab, Case.from_query(query))
     return StreamingResponse(lines, media_type="application/x-ndjson")
 
 
@@ -186,7 +184,7 @@ async def _about(request: Request) -> Response:
             "operations": operations,
             "presets": presets.presets(8),
             "default": vars(State()),
-            "loom": not why_not() and library_path().exists(),
+            "loom": has_loom(),
         }
     )
 

@@ -56,9 +56,13 @@ export function map(plot, rows, pick) {
 // A figure of weft's pages: what a measurement and its prediction took.
 export function figure(plot, { data, layout: own }, height) {
   plot.style.height = `${height}px`;
-  const narrow = plot.clientWidth < 560; // names of schedules would take half of it
-  const notes = own.annotations.map((note) => ({ ...note, font: { ...note.font, color: css("--text") } }));
+  const narrow = plot.clientWidth < 560; // names and times would take most of it
+  const text = (note) => (narrow ? note.text.replace(/ ±.*/, "") : note.text);
+  const notes = own.annotations.map((note) => ({ ...note, text: text(note), font: { ...note.font, color: css("--text") } }));
   const drawn = layout({ ...own, annotations: notes, height });
-  if (narrow) Object.assign(drawn.yaxis, { tickfont: { ...drawn.yaxis.tickfont, size: 10 } });
+  if (narrow) {
+    Object.assign(drawn.yaxis, { tickfont: { ...drawn.yaxis.tickfont, size: 10 }, ticktext: own.yaxis.ticktext.map((name) => name.replace("auto: ", "auto:<br>").replace("@", "<br>@")) });
+    drawn.xaxis.range = [0, 1.45 * own.xaxis.range[1]];
+  }
   return Plotly.react(plot, data, drawn, CONFIG);
 }

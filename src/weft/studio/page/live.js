@@ -14,7 +14,6 @@ export function start(given) {
   $("live-run").addEventListener("click", run);
   $("live-cancel").addEventListener("click", () => running?.abort("cancelled"));
   $("live-fit").addEventListener("click", () => { studio.take(fits); say(""); $("live-run").focus(); });
-  $("live-where").addEventListener("change", () => { $("live-pace").disabled = $("live-where").value === "loom"; });
   $("live-schedule").addEventListener("change", drawCall);
 }
 
@@ -41,7 +40,6 @@ async function run() {
   running?.abort("again");
   const mine = (running = new AbortController()), begun = studio.query();
   $("live-cancel").hidden = false;
-  $("live-run").textContent = "Run it again";
   $("live-result").classList.add("waiting");
   say("Starting…", { progress: 0 });
   let ended = false;
@@ -87,7 +85,7 @@ async function* lines(body) {
 }
 
 function refused({ error, fits: found }) {
-  say(error[0].toUpperCase() + error.slice(1), { wrong: true });
+  say(error, { wrong: true });
   fits = found && Object.keys(found).length ? found : null;
   if (!fits) return;
   const names = { m: "M", n: "N", k: "K", world: "ranks", dtype: "dtype" };
@@ -96,6 +94,7 @@ function refused({ error, fits: found }) {
 }
 
 function fill() {
+  $("live-run").textContent = "Run it again";
   $("live-result").hidden = false;
   for (const [id, key] of [["case", "case"], ["where-said", "where"], ["verdict", "verdict"], ["compared", "compared"], ["recorded", "recorded"]]) $(`live-${id}`).textContent = shown[key];
   $("live-facts").replaceChildren(...Object.entries(shown.facts).map(([name, ms]) => {
@@ -111,7 +110,6 @@ function fill() {
 
 function draw() {
   studio.legend($("live-colours"), shown.colours);
-  studio.legend($("live-legend"), shown.legend.map((fill) => [fill.name, fill.colour]));
   charts.figure($("live-plot"), shown.figure, shown.height);
   drawCall();
 }
@@ -119,6 +117,7 @@ function draw() {
 function drawCall() {
   const call = shown.calls[Number($("live-schedule").value)];
   const lanes = document.querySelectorAll("#live-result .lane");
+  studio.legend($("live-legend"), call.legend.map((fill) => [fill.name, fill.colour]));
   const drawn = [call.recorded, call.predicted], end = 1.02 * Math.max(...drawn.map((line) => (line ? line.ms : 0)));
   lanes.forEach((lane, i) => {
     const line = drawn[i], canvas = lane.querySelector("canvas");
