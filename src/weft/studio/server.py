@@ -57,6 +57,7 @@ def make_app(token: str, port: int) -> ASGIApp:
         route("api/full", _answer("heavy", answers.full)),
         route("api/curve", _answer("heavy", answers.curve)),
         route("api/map", _map),
+        route("api/cancel", _cancel, "POST"),
         route("api/live", _live, "POST"),
         route("api/copies", _copies),
         route("api/trace", _trace),
@@ -116,6 +117,12 @@ async def _map(request: Request) -> Response:
     key = f"{more.get('tab', '')} map"
     lane = request.app.state.lanes["heavy"]
     return JSONResponse(await lane.ask(key, answers.map_row, state, int(row)))
+
+
+async def _cancel(request: Request) -> Response:
+    """Drops what a tab has asked for and does not want any more: all but its newest timelines."""
+    request.app.state.lanes["heavy"].cancel(request.query_params.get("tab", "")[:64])
+    return Response(status_code=204)
 
 
 async def _live(request: Request) -> Response:
