@@ -72,7 +72,8 @@ wheel-check: setup
 	@$(BIN)/python tests/packaging/check_wheel.py
 
 docs: setup
-	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt $$($(BIN)/python -c \
+	  'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])')
 	@$(BIN)/mkdocs build --strict --quiet
 	@echo "wrote build/site/index.html"
 
