@@ -74,7 +74,7 @@ wheel-check: setup
 docs: setup
 	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt $$($(BIN)/python -c \
 	  'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])')
-	@$(BIN)/mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "wrote build/site/index.html"
 
 clean:
