@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from chromium import Chromium
+from chromium import PROGRAM
+from playwright.sync_api import Browser, sync_playwright
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Chromium]:
-    with Chromium.start() as started:
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=PROGRAM, args=["--no-sandbox"])
         yield started
+        started.close()

@@ -6,19 +6,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from chromium import NAMES, Chromium, find
+from chromium import LAPTOP, PHONE, needs_browser, opened, until
+from playwright.sync_api import Browser, Page
 
 from weft.machine import load
 from weft.report.explore_page import write_explore_page
 from weft.study.exploration import explore
 from weft.study.scenarios import Shape
 
-pytestmark = pytest.mark.skipif(
-    find() is None, reason=f"no browser here: none of {', '.join(NAMES)} is installed"
-)
+pytestmark = needs_browser
 
 SHAPES = (Shape(16384, 8192, 8192, "wide"), Shape(32768, 2048, 8192, "tall"), Shape(512, 512, 512))
-LAPTOP, PHONE = (1366, 900), (390, 844)
 
 HEAT_MAP = "document.querySelector('.plot')"
 PANEL = "document.querySelector('[data-panel]:not([hidden])')"
@@ -31,17 +29,15 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def laptop(browser: Chromium, page: Path) -> Iterator[Chromium]:
-    browser.messages.clear()
-    browser.open(page, *LAPTOP)
-    browser.until(f"Boolean({HEAT_MAP}._fullLayout)")
-    yield browser
-    assert browser.messages == []  # no errors, and no request to anywhere
+def laptop(browser: Browser, page: Path) -> Iterator[Page]:
+    with opened(browser, page.as_uri()) as shown:
+        until(shown, f"Boolean({HEAT_MAP}._fullLayout)")
+        yield shown
 
 
-def cell(browser: Chromium, schedule: str, scenario: int) -> tuple[float, float]:
+def cell(page: Page, schedule: str, scenario: int) -> tuple[float, float]:
     """Where a cell of the heat map is on the screen."""
-    x, y = browser.evaluate(
+    x, y = page.evaluate(
         f"""(() => {{
           const plot = {HEAT_MAP};
           plot.scrollIntoView({{ block: "center" }});
@@ -53,95 +49,86 @@ def cell(browser: Chromium, schedule: str, scenario: int) -> tuple[float, float]
     return x, y
 
 
-def chosen(browser: Chromium, name: str) -> str:
-    inside = "document" if name == "scenario" else PANEL
-    return browser.evaluate(
-        f"{inside}.querySelector('select[name={name}]').selectedOptions[0].text"
-    )
+def select(name: str) -> str:
+    """The selector of a list: that of scenarios, or one of the scenario that is shown."""
+    return ("" if name == "scenario" else "[data-panel]:not([hidden]) ") + f"select[name={name}]"
 
 
-def choose(browser: Chromium, name: str, text: str) -> None:
-    inside = "document" if name == "scenario" else PANEL
-    browser.evaluate(
-        f"""(() => {{
-          const select = {inside}.querySelector('select[name={name}]');
-          select.value = [...select.options].find((one) => one.text === "{text}").value;
-          select.dispatchEvent(new Event("change"));
-        }})()"""
-    )
+def chosen(page: Page, name: str) -> str:
+    return page.locator(f"{select(name)} option:checked").inner_text()
 
 
-def overlay_titles(browser: Chromium) -> set[str]:
+def overlay_titles(page: Page) -> set[str]:
     """The schedules whose bars are in the overlay, by their hover texts."""
-    browser.evaluate(f"{PANEL}.querySelector('.overlay').scrollIntoView()")
-    browser.until(f"{PANEL}.querySelector('[data-overlay]').data?.length > 2")
-    hovers = browser.evaluate(
+    page.evaluate(f"{PANEL}.querySelector('.overlay').scrollIntoView()")
+    until(page, f"{PANEL}.querySelector('[data-overlay]').data?.length > 2")
+    hovers = page.evaluate(
         f"{PANEL}.querySelector('[data-overlay]').data.map((trace) => trace.hovertemplate)"
     )
     return {hover.split("<br>")[0] for hover in hovers}
 
 
-def test_a_hover_tells_speedup_and_losses(laptop: Chromium) -> None:
-    laptop.move(*cell(laptop, "shard-p2p@dma", 1))
-    said = laptop.until("document.querySelector('.hoverlayer')?.textContent")
+def test_a_hover_tells_speedup_and_losses(laptop: Page) -> None:
+    laptop.mouse.move(*cell(laptop, "shard-p2p@dma", 1))
+    said = until(laptop, "document.querySelector('.hoverlayer')?.textContent")
     assert "shard-p2p@dma in tall" in said
     assert "% of the possible gain" in said
     assert "exposed communication" in said
 
 
-def test_a_click_picks_scenario_and_schedule(laptop: Chromium) -> None:
+def test_a_click_picks_scenario_and_schedule(laptop: Page) -> None:
     assert chosen(laptop, "scenario").startswith("wide")
-    laptop.click(*cell(laptop, "uniform-fused-1d@dma", 1))
-    laptop.until(f"{PANEL}.dataset.panel === '1'")
+    laptop.mouse.click(*cell(laptop, "uniform-fused-1d@dma", 1))
+    until(laptop, f"{PANEL}.dataset.panel === '1'")
     assert chosen(laptop, "scenario") == "tall: 32768 x 2048 x 8192"
     assert chosen(laptop, "lower") == "uniform-fused-1d@dma"
     assert overlay_titles(laptop) == {"serial@dma", "uniform-fused-1d@dma"}
 
 
-def test_two_schedules_are_laid_over_each_other(laptop: Chromium) -> None:
+def test_two_schedules_are_laid_over_each_other(laptop: Page) -> None:
     assert overlay_titles(laptop) == {"serial@dma", chosen(laptop, "lower")}
     assert "as fast" in laptop.evaluate(f"{PANEL}.querySelector('.overlay output').textContent")
-    choose(laptop, "upper", "shard-p2p@dma")
-    choose(laptop, "lower", "adaptive@dma")
-    laptop.until(f"{PANEL}.querySelector('.overlay output').textContent.includes('lower is')")
+    laptop.select_option(select("upper"), label="shard-p2p@dma")
+    laptop.select_option(select("lower"), label="adaptive@dma")
+    until(laptop, f"{PANEL}.querySelector('.overlay output').textContent.includes('lower is')")
     assert overlay_titles(laptop) == {"shard-p2p@dma", "adaptive@dma"}
     lanes = laptop.evaluate(f"{PANEL}.querySelector('[data-overlay]').layout.yaxis.ticktext")
     assert lanes[0] == "<b>rank 0</b>  compute"
     assert [lane for lane in lanes if "engine" in lane] == ["engine 1", "engine 2", "engine 3"]
 
 
-def test_another_scenario_brings_its_own_figures(laptop: Chromium) -> None:
-    choose(laptop, "scenario", "512 x 512 x 512")
+def test_another_scenario_brings_its_own_figures(laptop: Page) -> None:
+    laptop.select_option(select("scenario"), label="512 x 512 x 512")
     assert laptop.evaluate("document.querySelectorAll('[data-panel]:not([hidden])').length") == 1
     laptop.evaluate(f"{PANEL}.scrollIntoView()")
-    bars = laptop.until(f"{PANEL}.querySelector('figure .plot').data?.length")
+    bars = until(laptop, f"{PANEL}.querySelector('figure .plot').data?.length")
     assert bars == 5  # ideal and four losses
     assert "serial@dma" in overlay_titles(laptop)
 
 
-def test_a_zoom_reaches_the_timelines_of_its_scenario_only(laptop: Chromium) -> None:
+def test_a_zoom_reaches_the_timelines_of_its_scenario_only(laptop: Page) -> None:
     overlay_titles(laptop)
-    laptop.until(f"Boolean({PANEL}.querySelector('details[open] .plot')._fullLayout)")
+    until(laptop, f"Boolean({PANEL}.querySelector('details[open] .plot')._fullLayout)")
     laptop.evaluate(
         f"Plotly.relayout({PANEL}.querySelector('[data-overlay]'), {{'xaxis.range': [0.1, 0.2]}})"
         ".then(() => true)"
     )
-    laptop.until(f"{PANEL}.querySelector('details[open] .plot').layout.xaxis.range[1] === 0.2")
-    choose(laptop, "scenario", "tall: 32768 x 2048 x 8192")
+    until(laptop, f"{PANEL}.querySelector('details[open] .plot').layout.xaxis.range[1] === 0.2")
+    laptop.select_option(select("scenario"), label="tall: 32768 x 2048 x 8192")
     overlay_titles(laptop)
     assert laptop.evaluate(f"{PANEL}.querySelector('[data-overlay]').layout.xaxis.range[0]") == 0
 
 
 @pytest.mark.parametrize("size", [LAPTOP, PHONE], ids=["laptop", "phone"])
 def test_nothing_is_wider_than_the_screen(
-    browser: Chromium, page: Path, size: tuple[int, int]
+    browser: Browser, page: Path, size: tuple[int, int]
 ) -> None:
-    browser.open(page, *size, phone=size == PHONE)
-    browser.until(f"Boolean({HEAT_MAP}._fullLayout)")
-    overlay_titles(browser)
-    assert browser.evaluate("document.documentElement.scrollWidth") <= size[0]
-    inner = browser.evaluate(
-        f"{PANEL}.querySelector('[data-overlay]').getBoundingClientRect().width"
-    )
-    assert inner <= size[0]
-    assert inner > 0.7 * min(size[0], 1120)
+    with opened(browser, page.as_uri(), size) as shown:
+        until(shown, f"Boolean({HEAT_MAP}._fullLayout)")
+        overlay_titles(shown)
+        assert shown.evaluate("document.documentElement.scrollWidth") <= size[0]
+        inner = shown.evaluate(
+            f"{PANEL}.querySelector('[data-overlay]').getBoundingClientRect().width"
+        )
+        assert inner <= size[0]
+        assert inner > 0.7 * min(size[0], 1120)

@@ -5,16 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from chromium import NAMES, Chromium, find
+from chromium import LAPTOP, PHONE, needs_browser, opened, until
+from playwright.sync_api import Browser
 
 from weft.machine import load_cluster
 from weft.models.workloads import load_workload
 from weft.report.scaling_page import write_scaling_page
 from weft.study.scaling import scale
 
-pytestmark = pytest.mark.skipif(
-    find() is None, reason=f"no browser here: none of {', '.join(NAMES)} is installed"
-)
+pytestmark = needs_browser
 
 
 @pytest.fixture(scope="module")
@@ -23,20 +22,18 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_scaling_page(tmp_path_factory.mktemp("page") / "scaling.html", found)
 
 
-@pytest.mark.parametrize("size", [(1366, 900), (390, 844)], ids=["laptop", "phone"])
+@pytest.mark.parametrize("size", [LAPTOP, PHONE], ids=["laptop", "phone"])
 def test_figures_are_drawn_and_nothing_is_wider_than_the_screen(
-    browser: Chromium, page: Path, size: tuple[int, int]
+    browser: Browser, page: Path, size: tuple[int, int]
 ) -> None:
-    browser.messages.clear()
-    browser.open(page, *size, phone=size[0] < 500)
-    browser.until("Boolean(document.querySelector('.plot')._fullLayout)")
-    assert browser.evaluate("document.documentElement.scrollWidth") <= size[0]
-    lines = browser.evaluate("document.querySelector('.plot').data.length")
-    assert lines == 3  # plain, fused, ideal
-    browser.evaluate("document.querySelector('.overlay').scrollIntoView()")
-    lanes = browser.until(
-        "document.querySelector('[data-overlay]').layout?.yaxis?.ticktext?.join(' ')"
-    )
-    assert "compute" in lanes
-    assert "network" in lanes
-    assert browser.messages == []  # no errors, and no request to anywhere
+    with opened(browser, page.as_uri(), size) as shown:
+        until(shown, "Boolean(document.querySelector('.plot')._fullLayout)")
+        assert shown.evaluate("document.documentElement.scrollWidth") <= size[0]
+        lines = shown.evaluate("document.querySelector('.plot').data.length")
+        assert lines == 3  # plain, fused, ideal
+        shown.evaluate("document.querySelector('.overlay').scrollIntoView()")
+        lanes = until(
+            shown, "document.querySelector('[data-overlay]').layout?.yaxis?.ticktext?.join(' ')"
+        )
+        assert "compute" in lanes
+        assert "network" in lanes

@@ -4,25 +4,19 @@ dark, and with the keyboard alone."""
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from chromium import PHONE, needs_browser, opened, until
+from playwright.sync_api import Browser, Page
 
-pytest.importorskip("playwright.sync_api")
-from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
+pytestmark = needs_browser
 
-NAMES = ("chromium", "chromium-headless-shell", "chromium-browser", "google-chrome")
-PROGRAM = next((found for name in NAMES if (found := shutil.which(name))), None)
-pytestmark = pytest.mark.skipif(PROGRAM is None, reason=f"none of {', '.join(NAMES)} is here")
-
-WAIT = 120_000
 SMALL = "?m=4096&n=4096&k=4096&world=2"
 CONFIG = {
     "model_type": "llama",
@@ -48,43 +42,11 @@ def link() -> Iterator[str]:
     assert server.wait(60) == 0  # Ctrl-C ends it cleanly
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=PROGRAM, args=["--no-sandbox"])
-        yield started
-        started.close()
-
-
 @pytest.fixture
 def page(browser: Browser, link: str) -> Iterator[Page]:
-    yield from opened(browser, link)
-
-
-def opened(browser: Browser, link: str, **options: object) -> Iterator[Page]:
-    context = browser.new_context(viewport={"width": 1366, "height": 900}, **options)  # type: ignore[arg-type]
-    made, wrong = context.new_page(), []
-    made.set_default_timeout(WAIT)
-    made.on("pageerror", lambda error: wrong.append(str(error)))
-    made.on("console", lambda said: wrong.append(said.text) if is_error(said) else None)
-    made.goto(link + SMALL)
-    ready(made)
-    yield made
-    context.close()
-    assert wrong == []
-
-
-def is_error(said: ConsoleMessage) -> bool:
-    """What a page should not say. That the server refuses a wrong size is no error of the page."""
-    return said.type == "error" and "400 (Bad Request)" not in said.text
-
-
-def until(page: Page, expression: str) -> None:
-    """Waits until an expression is true. The page's policy forbids what Playwright does for it."""
-    end = time.monotonic() + WAIT / 1e3
-    while not page.evaluate(expression):
-        assert time.monotonic() < end, expression
-        page.wait_for_timeout(20)
+    with opened(browser, link + SMALL) as page:
+        ready(page)
+        yield page
 
 
 def ready(page: Page) -> None:
@@ -184,15 +146,16 @@ def test_the_keyboard_alone_moves_zooms_and_goes_back(page: Page) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_phone_needs_no_sideways_scrolling(browser: Browser, link: str, scheme: str) -> None:
-    for page in opened(browser, link, color_scheme=scheme):
-        page.set_viewport_size({"width": 390, "height": 844})
+    with opened(browser, link + SMALL, PHONE, color_scheme=scheme) as page:
+        ready(page)
         until(page, "document.documentElement.scrollWidth <= 390")
         ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert ground == ("rgb(20, 23, 27)" if scheme == "dark" else "rgb(251, 251, 250)")
 
 
 def test_two_tabs_at_once(browser: Browser, link: str, page: Page) -> None:
-    for other in opened(browser, link):
+    with opened(browser, link + SMALL) as other:
+        ready(other)
         for tab, k in ((page, "1024"), (other, "512")):
             tab.fill("#in-k", k)
             tab.press("#in-k", "Tab")
