@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
+from base64 import b64decode
 from collections import Counter
 from collections.abc import Callable
 from html.parser import HTMLParser
@@ -49,6 +51,9 @@ class Reader(HTMLParser):
         tag, attributes = self._inside[-1]
         if figure := attributes.get("data-figure"):
             self.figures[figure] = json.loads(data)
+        elif "data-figures" in attributes:
+            packed = json.loads(gzip.decompress(b64decode(data)))
+            self.figures |= {id_: json.loads(spec) for id_, spec in packed.items()}
         elif tag == "script":
             self.scripts.append(data)
 
@@ -91,6 +96,17 @@ def test_a_real_page_loads_nothing_and_holds_plotly_once(
     assert len(reader.scripts) == 2
     assert "Plotly.newPlot" in reader.scripts[1]
     assert (tmp_path / "page.html").stat().st_size < 1.5e6
+
+
+def test_large_figures_are_compressed_and_say_the_same(
+    tmp_path: Path, runs: list[Timeline], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = write(tmp_path, runs)
+    monkeypatch.setattr(page_module, "PACKED_ABOVE", 0)
+    packed = write(tmp_path, runs)
+    assert any("data-figures" in a for _, a in packed.elements)
+    assert packed.figures == plain.figures
+    assert len(plain.figures) == 2
 
 
 def test_weft_own_script_and_style_name_no_address_and_no_upload() -> None:

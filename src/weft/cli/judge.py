@@ -9,7 +9,7 @@ import typer
 
 from weft.cli.console import Json, console, print_json, progress, say_written
 from weft.machine import calibrated, load
-from weft.report.judge_page import judged, judgement_page
+from weft.report.judge_page import judged, judgement_page, kind_rows, most_missed
 from weft.report.terminal_table import table
 from weft.study.judge_host import judge_host
 from weft.study.judgement import IN_SET, Judgement, judge
@@ -48,9 +48,13 @@ def command(
         judgement_page(html, judgement)
     if json:
         page = {} if html is None else {"html": str(html)}
-        print_json({**judgement.to_json(), **page, "verdict": judged(judgement)})
+        names = ("kind", "scenarios", "missed", "share", "mean_regret")
+        kinds = [dict(zip(names, row, strict=True)) for row in kind_rows(judgement)]
+        found = {**judgement.to_json(), "kinds": kinds, **page}
+        print_json({**found, "verdict": judged(judgement)})
         return
     console.print(_table(judgement))
+    console.print(most_missed(judgement))
     say_written(html)
     console.print(judged(judgement))
 
