@@ -111,7 +111,7 @@ def _done(results: Mapping[str, Result], count: int, name: str) -> str:
     return f"{text} and a part of {name}" if name in results else text
 
 
-def _print(name: str, result: Result, quick: bool) -> None:
+def _print(name: str, result: Result, quick: bool = False) -> None:
     title = f"weft bench {name}" + (
         " --quick: some small cases, not the benchmark" if quick else ""
     )

@@ -99,7 +99,8 @@ def summary_of(study: Study) -> str:
     said = (
         f"On {ranks_label(study.world)} of {study.title} ({how}), independent GEMMs and "
         f"collectives reach {first.percent_of_ideal:.0f} % of the possible gain as they come "
-        f"({first.name}) and {last.percent_of_ideal:.0f} % under {last.name}, up to {last.most:.2f}x over serial."
+        f"({first.name}) and {last.percent_of_ideal:.0f} % under {last.name}, up to "
+        f"{last.most:.2f}x over serial."
     )
     if "dma" in means:
         said += (
