@@ -97,11 +97,10 @@ def bench(
         found = found if len(chosen) > 1 else found[chosen[0]]
         print_json({**found, **({"quick": True} if quick else {}), **stopping.json})
     else:
-        console.print(QUICKLY if quick else _verdict(results, failed))
+        console.print(_verdict(results, failed, quick))
     stopping.end()
-    if quick:
-        return
-    if failed or any(not check.ok for result in results.values() for check in result.checks):
+    missed = any(not check.ok for result in results.values() for check in result.checks)
+    if failed or (missed and not quick):
         raise typer.Exit(1)
 
 
@@ -129,10 +128,11 @@ def _shown(name: str) -> str:
     return name.replace("% of ideal", "share of gain, %").replace("of ideal %", "share of gain %")
 
 
-def _verdict(results: Mapping[str, Result], failed: Mapping[str, str]) -> str:
+def _verdict(results: Mapping[str, Result], failed: Mapping[str, str], quick: bool) -> str:
     checks = [check for result in results.values() for check in result.checks]
     missed = sum(not check.ok for check in checks)
-    lines = [f"{len(checks) - missed} of {len(checks)} targets are kept, {missed} missed."]
+    kept = f"{len(checks) - missed} of {len(checks)} targets are kept, {missed} missed."
+    lines = [QUICKLY if quick else kept]
     lines += [f"{name} could not be measured: {message}" for name, message in failed.items()]
     return "\n".join(lines)
 

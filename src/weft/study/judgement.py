@@ -243,8 +243,8 @@ def _each(work: list[tuple[Machine, Drawn]], processes: int | None) -> Iterator[
         yield from map(_verdict, work)
         return
     # Ctrl-C reaches every process of a terminal; this one handles it and ends the others.
-    quiet = {"initializer": signal.signal, "initargs": (signal.SIGINT, signal.SIG_IGN)}
-    with multiprocessing.get_context("spawn").Pool(wanted, **quiet) as pool:
+    ignored = (signal.SIGINT, signal.SIG_IGN)
+    with multiprocessing.get_context("spawn").Pool(wanted, signal.signal, ignored) as pool:
         yield from pool.imap(_verdict, work, chunksize=4)
 
 
