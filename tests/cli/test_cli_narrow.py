@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from weft.benchmarks import Check, Result
 from weft.cli import bench, calibrate, console, doctor_gpu, soak, triton, tune
 from weft.machine import load, names
+from weft.machine.description import HostCores
 from weft.measure.gpu.finding import POINTS, Examination
 from weft.measure.gpu.finding import Check as GpuCheck
 from weft.measure.soak.soaking import Findings
@@ -110,6 +112,7 @@ def test_benchmarks_hold_at_80_columns(narrow: None, capsys: pytest.CaptureFixtu
 
 def _calibrated() -> None:
     made = load(str(Path(__file__).parents[1] / "machine" / "two_threads.toml"))
+    made = replace(made, host=HostCores(2, 1e-7, 1e-3, 1 << 16, 5e-6, 3e-3, 1e-4))
     calibrate.show(made, Path("a/folder/of/this/machine/cpu.toml"), 31.0)
 
 
