@@ -125,7 +125,7 @@ def _packages() -> list[Finding]:
     except ImportError:
         findings.append(Finding("triton", "none", True, "only for weft.triton: weft[triton]"))
     findings.append(_loom())
-    for package, use in (("plotly", "HTML pages"), ("rich", "tables"), ("numpy", "plan checks")):
+    for package, use in (("rich", "tables"), ("numpy", "plan checks")):
         present = importlib.util.find_spec(package) is not None
         version = importlib.metadata.version(package) if present else "none"
         fix = "" if present else f"pip install {package} ({use})"

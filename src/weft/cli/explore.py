@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +18,7 @@ from weft.cli.console import (
     progress,
     say_written,
     total_columns,
+    until_stopped,
 )
 from weft.cli.explore_ahead import ahead_json, show_ahead
 from weft.cli.explore_cluster import explore_collective, explore_shape, explore_workload
@@ -242,7 +244,8 @@ def explore(
     every: list[Exploration] = []
     for one in described:
         with progress(f"simulating {one.name}", quiet=json) as report:
-            found = simulate(
+            simulated = partial(
+                simulate,
                 one,
                 op,
                 asked,
@@ -251,6 +254,9 @@ def explore(
                 auto=auto,
                 progress=lambda done, of, label, report=report: report(done / of, label),  # type: ignore[misc]
             )
+            found, stopping = until_stopped(
+                simulated, lambda e: f"{len(e.scenarios)} of {len(asked)} shapes"
+            )
             for scenario in found.scenarios:
                 _check_any(scenario)
             if html is not None:
@@ -258,11 +264,14 @@ def explore(
             if trace is not None:
                 write_trace(trace, _timelines(found))
         every.append(found)
+        if stopping.said:
+            break
     if json:
         said = to_json(every) if len(every) > 1 else every[0].to_json()
         if planned:
             said["planned"] = {each.machine.name: ahead_json(each) for each in every}
-        print_json({"upper_bound": not contention, "captured": captured, **said})
+        print_json({"upper_bound": not contention, "captured": captured, **said, **stopping.json})
+        stopping.end()
         return
     if len(every) > 1:
         show_both(every)
@@ -272,6 +281,7 @@ def explore(
         show_ahead(explored)
     say_written(html, trace)
     console.print(verdict(every) if len(every) > 1 else verdict_of(every[0]))
+    stopping.end()
 
 
 def _as_asked(machine: Machine, contention: bool, captured: bool) -> Machine:
