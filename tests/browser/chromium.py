@@ -22,7 +22,7 @@ PROGRAM = next((found for name in NAMES if (found := shutil.which(name))), None)
 needs_browser = pytest.mark.skipif(PROGRAM is None, reason=f"none of {', '.join(NAMES)} is here")
 
 LAPTOP, PHONE = (1366, 900), (390, 844)
-WAIT = 120_000  # ms
+WAIT = 300_000  # ms, on a machine with much else to do
 OWN = ("file:", "data:", "blob:", "about:", "http://127.0.0.1:")
 
 

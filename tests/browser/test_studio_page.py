@@ -4,10 +4,12 @@ dark, and with the keyboard alone."""
 from __future__ import annotations
 
 import json
+import os
 import signal
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,8 +17,15 @@ import pytest
 from chromium import PHONE, needs_browser, opened, until
 from playwright.sync_api import Browser, Page
 
+from weft.measure import busyness
+
 pytestmark = needs_browser
 
+REDRAWN = """(before) => new Promise((done) => {
+  const look = () => (weftRedraws.length > before ? done() : setTimeout(look, 5));
+  look();
+})"""
+LARGE = "?m=16384&n=28672&k=8192&world=8"
 SMALL = "?m=4096&n=4096&k=4096&world=2"
 CONFIG = {
     "model_type": "llama",
@@ -65,19 +74,60 @@ def drag(page: Page, name: str, steps: int) -> None:
     for step in range(1, steps + 1):
         before = page.evaluate("weftRedraws.length")
         page.mouse.move(box["x"] + (0.4 + 0.02 * step) * box["width"], y)
-        until(page, f"weftRedraws.length > {before}")
+        page.evaluate(REDRAWN, before)
     page.mouse.up()
 
 
-def test_four_timelines_follow_a_dragged_slider(page: Page) -> None:
+def test_four_timelines_follow_a_dragged_slider(
+    page: Page, link: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From the movement of a slider to the frame with four new timelines, 150 ms at the median: of
+    the clock where nothing else runs, and of the processors always."""
     assert page.locator("#machines canvas").count() == 4
-    before = page.locator("#machines .facts").inner_text()
-    page.evaluate("weftRedraws.length = 0")
-    drag(page, "m", 12)
-    assert page.locator("#machines .facts").inner_text() != before
-    spent = page.evaluate("weftRedraws")
-    # Bounds a stall only: the time depends on the load of the machine, which a test cannot choose.
-    assert statistics.median(spent) < 1500, spent
+    for kept in ("", "&pinned=adaptive@dma"):  # all ranks of that one are simulated
+        page.goto(link + LARGE + kept)
+        ready(page)
+        page.wait_for_selector("#curves:not(.waiting)")
+        drag(page, "m", 2)  # caches are warm where somebody drags
+        facts = page.locator("#machines .facts").inner_text()
+        page.evaluate("weftRedraws.length = 0")
+        load, own, clock = busyness.now(), processor_seconds(), time.monotonic()
+        drag(page, "m", 16)
+        own, clock = processor_seconds() - own, time.monotonic() - clock
+        company = busyness.between(load, busyness.now())
+        assert page.locator("#machines .facts").inner_text() != facts
+        spent = page.evaluate("weftRedraws")
+        median, used = statistics.median(spent), 1e3 * own / len(spent)
+        others = None if company is None else company.others - own / clock
+        with capsys.disabled():
+            what = "with adaptive@dma kept" if kept else "as the page opens"
+            said = "unknown" if others is None else f"{others:.1f} cores"
+            print(
+                f"\nslider to redraw, {what}: median {median:.0f} ms of {len(spent)}; processor "
+                f"time of server and browser {used:.0f} ms each; used by others: {said}"
+            )
+        assert used < 300, used  # half of it is the browser's threads beside the page's own
+        if others is not None and others < busyness.SOME:
+            assert median < 150, spent
+
+
+def processor_seconds() -> float:
+    """What the processes below this one have used: the studio, its workers, and the browser."""
+    times: dict[int, tuple[int, float]] = {}
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            said = file.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # it has ended meanwhile
+        times[int(file.parent.name)] = (int(said[1]), float(said[11]) + float(said[12]))
+
+    def ours(process: int) -> bool:
+        while process in times and process != os.getpid():
+            process = times[process][0]
+        return process == os.getpid()
+
+    ticks = sum(spent for one, (_, spent) in times.items() if one != os.getpid() and ours(one))
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def test_what_is_typed_survives_a_reload(page: Page) -> None:
@@ -164,3 +214,57 @@ def test_two_tabs_at_once(browser: Browser, link: str, page: Page) -> None:
             until(tab, f"location.search.includes('k={k}')")
             tab.wait_for_selector("#tables:not(.waiting)")
             assert tab.locator("#error").is_hidden()
+
+
+def test_a_live_run_is_laid_over_the_prediction_of_this_computer(page: Page) -> None:
+    page.select_option("[name=dtype]", "float8")
+    page.click("#live-run")  # what cannot run here is refused, and what can is offered
+    page.wait_for_selector("#live-fit:visible")
+    assert "float32" in page.inner_text("#live-said")
+    page.click("#live-fit")
+    for name in "mnk":
+        page.fill(f"#in-{name}", "256")
+        page.press(f"#in-{name}", "Tab")
+    page.select_option("#live-rounds", "7")
+    page.click("#live-run")
+    until(page, "document.getElementById('live-said').textContent === 'Round 3 of 7'")
+    page.wait_for_selector("#live-plot .main-svg")
+    assert "float32" in page.inner_text("#live-case")
+    assert "this computer" in page.inner_text("#live-where-said")
+    bars = page.evaluate("document.getElementById('live-plot').data.map((one) => one.x.length)")
+    assert bars == [6, 5]  # measured are five schedules and auto; predicted are the five
+    painted = "[...document.querySelectorAll('#live-result canvas')].map((one) => one.width)"
+    assert min(page.evaluate(painted)) > 100
+    verdict = page.inner_text("#live-verdict")
+    assert verdict.startswith(("Use ", "Overlap gains nothing", "Nothing is crowned: the machine"))
+    assert page.locator("#live-stale").is_hidden()
+    page.fill("#in-k", "512")
+    page.press("#in-k", "Tab")
+    page.wait_for_selector("#live-stale:visible")
+
+
+def test_a_live_run_is_cancelled(page: Page) -> None:
+    page.fill("#in-m", "512")
+    page.press("#in-m", "Tab")
+    page.click("#live-run")
+    page.wait_for_selector("#live-progress:visible")
+    page.click("#live-cancel")
+    until(page, "document.getElementById('live-said').textContent.startsWith('Cancelled')")
+    assert page.locator("#live-cancel").is_hidden()
+    assert page.locator("#live-result").is_hidden()
+
+
+def test_a_map_is_cancelled_and_drawn_with_the_keyboard(page: Page) -> None:
+    page.wait_for_selector("#curves:not(.waiting)")
+    page.focus("#draw-map")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#cancel-map:visible")
+    page.focus("#cancel-map")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#cancel-map", state="hidden")
+    assert page.locator("#map").is_hidden()
+    assert page.locator("#error").is_hidden()
+    page.focus("#draw-map")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#map .main-svg")
+    assert page.locator("#map .heatmaplayer").count() == 1

@@ -31,7 +31,7 @@ def test_the_page_is_offline_and_safe(client: TestClient) -> None:
     assert answer.status_code == 200
     assert "default-src 'none'" in answer.headers["content-security-policy"]
     assert answer.headers["referrer-policy"] == "no-referrer"
-    for name in ("studio.css", "studio.js", "timelines.js", "charts.js", "plotly.js"):
+    for name in ("studio.css", "studio.js", "timelines.js", "charts.js", "live.js", "plotly.js"):
         assert client.get(f"/{TOKEN}/{name}").status_code == 200
 
 
@@ -119,12 +119,16 @@ def test_a_lane_answers_the_newest_of_a_tab_and_every_tab() -> None:
             await asyncio.sleep(0)  # it takes the lane
             waiting = [asyncio.create_task(lane.ask("one", _echo, n)) for n in range(3)]
             other = asyncio.create_task(lane.ask("two", _echo, "other tab"))
-            return await asyncio.gather(running, *waiting, other, return_exceptions=True)
+            found = await asyncio.gather(running, *waiting, other, return_exceptions=True)
+            cancelled = [asyncio.create_task(lane.ask(f"one {n}", _until_stale)) for n in range(2)]
+            await asyncio.sleep(0)
+            lane.cancel("one")  # the running and the waiting question of the tab
+            return found + await asyncio.gather(*cancelled, return_exceptions=True)
         finally:
             lane.close()
 
-    running, first, second, third, other = asyncio.run(asked())
-    assert all(isinstance(one, Stale) for one in (running, first, second))
+    running, first, second, third, other, *cancelled = asyncio.run(asked())
+    assert all(isinstance(one, Stale) for one in (running, first, second, *cancelled))
     assert (third, other) == (2, "other tab")
 
 

@@ -57,13 +57,18 @@ def register(name: str) -> Callable[[Adapter], Adapter]:
     return keep
 
 
+def measurable() -> list[str]:
+    """The names of the operations that have arms."""
+    return sorted(_adapters)
+
+
 def arms_of(operation: Any, fabric: Fabric) -> Arms:
     """The arms of an operation on this rank."""
     maker = Maker(fabric, getattr(torch, operation.dtype))
     if operation.name not in _adapters:
         raise Unsupported(
             f"{operation.name} is part of other operators and not measured by itself; "
-            f"measure one of {', '.join(sorted(_adapters))}"
+            f"measure one of {', '.join(measurable())}"
         )
     return _adapters[operation.name](operation, maker)
 

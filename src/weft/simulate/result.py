@@ -63,17 +63,18 @@ class Simulation:
         """The pieces on the compute lane of a simulated rank, in order."""
         return [p for p in self.pieces if p.task.rank == rank and p.task.lane == COMPUTE]
 
-    def timeline(self) -> Timeline:
-        """The spans of all ranks. A span covers the fixed part and the body of its task. The time
-        until a task on another lane knows an end is a gap between spans."""
-        spans = sorted(self._spans(), key=lambda span: (span.rank, span.lane, span.start))
+    def timeline(self, rank: int | None = None) -> Timeline:
+        """The spans of one rank, or of all. A span covers the fixed part and the body of its task.
+        The time until a task on another lane knows an end is a gap between spans."""
+        spans = sorted(self._spans(rank), key=lambda span: (span.rank, span.lane, span.start))
         title = f"{self.plan.schedule} on {self.machine.title}, simulated"
         return Timeline(tuple(spans), title)
 
-    def _spans(self) -> Iterator[Span]:
+    def _spans(self, rank: int | None) -> Iterator[Span]:
         if not self.folded:
             for piece in self.pieces:
-                yield self._span(piece, piece.task)
+                if rank is None or piece.task.rank == rank:
+                    yield self._span(piece, piece.task)
             return
         ranks: list[list[AnyTask]] = [[] for _ in range(self.plan.operation.world)]
         place: dict[int, int] = {}
@@ -82,7 +83,7 @@ class Simulation:
             ranks[task.rank].append(task)
         for piece in self.pieces:
             places = [place[task.id] for task in piece.run]
-            for tasks in ranks:
+            for tasks in ranks if rank is None else ranks[rank : rank + 1]:
                 run = [tasks[index] for index in places]
                 matmuls = [task for task in run if isinstance(task, Matmul)]
                 yield self._span(piece, merged(matmuls) if len(matmuls) > 1 else run[0])

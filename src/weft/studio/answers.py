@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from math import ceil, log2
@@ -14,7 +14,7 @@ from typing import Any
 
 from weft.errors import Unsupported
 from weft.machine import Machine, load
-from weft.report.palette import fill_of, lanes_of
+from weft.report.palette import fill_of, fills_of, lanes_of
 from weft.schedule import Schedule
 from weft.select import heuristic
 from weft.select.sizes import NoRule
@@ -29,7 +29,10 @@ Answer = dict[str, Any]
 Check = Callable[[], None]
 """Called between simulations; raises if nobody waits for the answer any more."""
 
-FIRST_SHOWN = ("shard-p2p@dma", "adaptive@dma", "hetero-unfused-1d@dma", "uniform-fused-1d@dma")
+FIRST_SHOWN = ("shard-p2p@dma", "hetero-unfused-1d@dma", "uniform-fused-1d@dma", "adaptive@dma")
+"""Drawn with serial and auto's choice, as far as there is room. An adaptive schedule is last: every
+rank merges other pieces, so that all ranks are simulated, which takes as long as the others do
+together."""
 KINDS = (
     "serial@dma",
     "shard-p2p@dma",
@@ -66,7 +69,7 @@ def full(state: State, check: Check = lambda: None) -> Answer:
     found = []
     for machine in state.machines():
         check()
-        found.append(_full(state, machine))
+        found.append(_full(state, machine, check))
     return {"machines": found, "verdict": _both(found)}
 
 
@@ -144,9 +147,8 @@ def _quick(state: State, machine: Machine, rank: int | None) -> Answer:
     scenario, _ = _explored(state, machine, [*serial, *wanted], kept, chosen)
     there = {outcome.schedule for outcome in scenario.outcomes}
     shown = [scenario.baseline, *(one for one in wanted if one in there)]
-    drawn = [kept[one].timeline() for one in shown]
-    if rank is not None:
-        drawn = [timeline.of(rank % state.world) for timeline in drawn]
+    one_rank = None if rank is None else rank % state.world
+    drawn = [kept[one].timeline(one_rank) for one in shown]
     if sum(len(timeline.spans) for timeline in drawn) > MOST_SPANS:
         raise Unsupported("that is too much to draw; choose one rank")
     return {
@@ -155,16 +157,16 @@ def _quick(state: State, machine: Machine, rank: int | None) -> Answer:
         "timelines": [
             {
                 **_row(scenario.outcome(schedule), scenario, chosen),
-                **_spans(timeline),
+                **spans(timeline),
             }
             for schedule, timeline in zip(shown, drawn, strict=True)
         ],
-        "legend": _legend(drawn),
+        "legend": legend(drawn),
     }
 
 
-def _full(state: State, machine: Machine) -> Answer:
-    scenario, chosen = _explored(state, machine, None)
+def _full(state: State, machine: Machine, check: Check) -> Answer:
+    scenario, chosen = _explored(state, machine, None, check=check)
     outcome = _outcome(scenario, chosen)
     ordered = sorted(scenario.outcomes, key=lambda one: one.seconds)
     return {
@@ -182,6 +184,7 @@ def _explored(
     schedules: Sequence[Schedule] | None,
     kept: dict[Schedule, Simulation] | None = None,
     chosen: _Chosen | None = None,
+    check: Check = lambda: None,
 ) -> tuple[Scenario, _Chosen | None]:
     """The scenario of a state, with auto's choice among the schedules. chosen: the choice, if it is
     known already."""
@@ -191,7 +194,13 @@ def _explored(
     if chosen is not None and chosen.schedule not in wanted:
         wanted.append(chosen.schedule)
     shape = Shape(state.m, state.n, state.k, dtype=state.dtype)
-    scenario = explore_operation(machine, operation, shape, wanted, kept)
+
+    def checked() -> Iterator[Schedule]:
+        for one in wanted:
+            check()
+            yield one
+
+    scenario = explore_operation(machine, operation, shape, checked(), kept)
     if not scenario.outcomes:
         raise Unsupported(scenario.refused[0][1])
     return scenario, chosen
@@ -267,7 +276,7 @@ def _outcome(scenario: Scenario, chosen: _Chosen | None) -> ScheduleOutcome | No
     return next((one for one in scenario.outcomes if one.schedule == chosen.schedule), None)
 
 
-def _spans(timeline: Timeline) -> Answer:
+def spans(timeline: Timeline) -> Answer:
     """The spans of a timeline as columns, which are a third of the size of objects."""
     lanes = lanes_of(timeline)
     rows = {lane: number for number, lane in enumerate(lanes)}
@@ -285,10 +294,8 @@ def _spans(timeline: Timeline) -> Answer:
     }
 
 
-def _legend(drawn: Sequence[Timeline]) -> list[Answer]:
-    fills = {fill_of(span) for timeline in drawn for span in timeline.spans}
-    ordered = sorted(fills, key=lambda fill: (fill.order, fill.name))
-    return [{"name": fill.name, "colour": fill.colour} for fill in ordered]
+def legend(drawn: Sequence[Timeline]) -> list[Answer]:
+    return [{"name": fill.name, "colour": fill.colour} for fill in fills_of(drawn)]
 
 
 def _point(asked: State, machine: Machine) -> Answer:

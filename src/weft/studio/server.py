@@ -11,7 +11,7 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
@@ -22,11 +22,13 @@ from weft.report.page import plotly_js
 from weft.report.perfetto import trace_events
 from weft.studio import answers, presets, snippets, words
 from weft.studio.guard import Guard
+from weft.studio.live import LiveRuns
+from weft.studio.live_case import Case, has_loom
 from weft.studio.state import SHARED_SIZE, State, machine_names
 from weft.studio.worker import Lane, Stale
 
 _TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
-FILES = ("studio.html", "studio.css", "studio.js", "timelines.js", "charts.js")
+FILES = ("studio.html", "studio.css", "studio.js", "timelines.js", "charts.js", "live.js")
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -37,9 +39,11 @@ def make_app(token: str, port: int) -> ASGIApp:
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         # Movements of a slider never wait behind curves and maps.
         app.state.lanes = {"quick": Lane(), "heavy": Lane()}
+        app.state.live = LiveRuns()
         try:
             yield
         finally:
+            await app.state.live.close()
             for lane in app.state.lanes.values():
                 lane.close()
 
@@ -53,6 +57,8 @@ def make_app(token: str, port: int) -> ASGIApp:
         route("api/full", _answer("heavy", answers.full)),
         route("api/curve", _answer("heavy", answers.curve)),
         route("api/map", _map),
+        route("api/cancel", _cancel, "POST"),
+        route("api/live", _live, "POST"),
         route("api/copies", _copies),
         route("api/trace", _trace),
         route("api/config", _config, "POST"),
@@ -113,6 +119,20 @@ async def _map(request: Request) -> Response:
     return JSONResponse(await lane.ask(key, answers.map_row, state, int(row)))
 
 
+async def _cancel(request: Request) -> Response:
+    """Drops what a tab has asked for and does not want any more: all but its newest timelines."""
+    request.app.state.lanes["heavy"].cancel(request.query_params.get("tab", "")[:64])
+    return Response(status_code=204)
+
+
+async def _live(request: Request) -> Response:
+    """Runs the case on this computer: a line of JSON for every step, while somebody listens."""
+    query = dict(request.query_params)
+    tab = query.pop("tab", "")[:64]
+    lines = request.app.state.live.stream(tab, Case.from_query(query))
+    return StreamingResponse(lines, media_type="application/x-ndjson")
+
+
 async def _copies(request: Request) -> Response:
     state, _ = _asked(request)
     return JSONResponse(
@@ -171,6 +191,7 @@ async def _about(request: Request) -> Response:
             "operations": operations,
             "presets": presets.presets(8),
             "default": vars(State()),
+            "loom": has_loom(),
         }
     )
 

@@ -4,18 +4,24 @@ questions per process: of one tab's questions of one kind, only the newest is an
 from __future__ import annotations
 
 import asyncio
+import gc
+import importlib
 import itertools
 import multiprocessing
 import os
 import signal
+import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from weft.errors import Error, Unsupported
 
 LIMIT = 60.0
-"""The most seconds that an answer may take."""
+"""The most seconds of a processor that an answer may take."""
+WAIT = 600.0
+"""The most seconds until a process is ready or answers, however busy the computer is."""
 
 
 class Stale(Exception):
@@ -58,6 +64,14 @@ class Lane:
             raise value
         return value
 
+    def cancel(self, tab: str) -> None:
+        """Drops all questions of a tab."""
+        for key in self._newest:
+            if key.startswith(f"{tab} "):
+                self._newest[key] = 0
+        if self._running is not None and self._running[0].startswith(f"{tab} "):
+            self._cancelled.value = self._running[1]
+
     def close(self) -> None:
         """Ends the process."""
         self._process.kill()
@@ -69,14 +83,17 @@ class Lane:
         arguments = (theirs, self._cancelled, os.getpid())
         self._process = self._context.Process(target=_serve, args=arguments, daemon=True)
         self._process.start()
+        self._ready = False
         theirs.close()
 
     def _exchange(
         self, number: int, function: Callable[..., Any], arguments: tuple[Any, ...]
     ) -> tuple[str, Any]:
         try:
+            if not self._ready:
+                self._ready = self._pipe.poll(WAIT) and bool(self._pipe.recv())
             self._pipe.send((number, function, arguments))
-            if self._pipe.poll(self._limit):
+            if self._answers():
                 answer: tuple[str, Any] = self._pipe.recv()
                 return answer
             text = f"the answer took more than {self._limit:.0f} s; ask for less"
@@ -87,8 +104,30 @@ class Lane:
         return "error", Unsupported(text)
 
 
+    def _answers(self) -> bool:
+        """Waits for an answer; False if it takes too much."""
+        begun, until = _processor_seconds(self._process.pid), time.monotonic() + WAIT
+        while not self._pipe.poll(min(1.0, self._limit)):
+            used = _processor_seconds(self._process.pid) - begun
+            if used > self._limit or time.monotonic() > until:
+                return False
+        return True
+
+
+def _processor_seconds(process: int | None) -> float:
+    """What a process has used since it started."""
+    try:
+        said = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0  # it has ended, which its pipe says
+    return (int(said[11]) + int(said[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def _serve(pipe: Connection, cancelled: Any, parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server handles it and ends its processes
+    importlib.import_module("weft.studio.answers")  # takes seconds, which are not an answer's
+    gc.freeze()  # what is imported stays: it need not be scanned between answers
+    pipe.send(True)
     while True:
         try:
             number, function, arguments = pipe.recv()

@@ -9,7 +9,7 @@ engine.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -208,7 +208,7 @@ def explore_operation(
     machine: Machine,
     operation: Plannable,
     shape: Shape,
-    schedules: Sequence[Schedule] | None = None,
+    schedules: Iterable[Schedule] | None = None,
     kept: dict[Schedule, Simulation] | None = None,
 ) -> Scenario:
     """Simulates schedules of one operation, whatever its sizes mean; `shape` names it. The
@@ -234,7 +234,7 @@ def _explore(
     machine: Machine,
     operation: Plannable,
     shape: Shape,
-    schedules: Sequence[Schedule] | None,
+    schedules: Iterable[Schedule] | None,
     auto: bool,
     kept: dict[Schedule, Simulation] | None = None,
 ) -> Scenario:

@@ -1,4 +1,5 @@
-// The curve of speedups over the link rate and the map of winners, drawn by plotly.
+// The curve of speedups over the link rate, the map of winners, and the paired bars of a live run,
+// drawn by plotly.
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const CONFIG = { displaylogo: false, displayModeBar: false, showSendToCloud: false, plotlyServerURL: "", responsive: true };
 const COLOURS = ["#8a9bab", "#d55e00", "#009e73", "#e69f00", "#cc79a7", "#0072b2", "#56b4e9", "#7d5ba6", "#b8a800", "#a65628", "#5f7d8c"];
@@ -50,4 +51,18 @@ export function map(plot, rows, pick) {
     plot.removeAllListeners("plotly_click");
     plot.on("plotly_click", ({ points }) => pick(Number(points[0].x), Number(points[0].y)));
   });
+}
+
+// A figure of weft's pages: what a measurement and its prediction took.
+export function figure(plot, { data, layout: own }, height) {
+  plot.style.height = `${height}px`;
+  const narrow = plot.clientWidth < 560; // names and times would take most of it
+  const text = (note) => (narrow ? note.text.replace(/ ±.*/, "") : note.text);
+  const notes = own.annotations.map((note) => ({ ...note, text: text(note), font: { ...note.font, color: css("--text") } }));
+  const drawn = layout({ ...own, annotations: notes, height });
+  if (narrow) {
+    Object.assign(drawn.yaxis, { tickfont: { ...drawn.yaxis.tickfont, size: 10 }, ticktext: own.yaxis.ticktext.map((name) => name.replace("auto: ", "auto:<br>").replace("@", "<br>@")) });
+    drawn.xaxis.range = [0, 1.45 * own.xaxis.range[1]];
+  }
+  return Plotly.react(plot, data, drawn, CONFIG);
 }

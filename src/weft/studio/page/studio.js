@@ -2,6 +2,7 @@
 // While a slider moves, one question is under way at a time, and only the newest waits for it.
 import * as timelines from "./timelines.js";
 import * as charts from "./charts.js";
+import * as live from "./live.js";
 
 const $ = (id) => document.getElementById(id);
 const tab = crypto.randomUUID();
@@ -87,7 +88,8 @@ function fill() {
   form.elements.captured.checked = state.captured;
   for (const option of form.elements.beside.options) option.disabled = option.value === state.machine;
   const rank = $("rank").value;
-  options($("rank"), [...Array(state.world).keys()].map((n) => [String(n), String(n)]).concat([["all", "all"]]));
+  if ($("rank").options.length !== state.world + 1) options($("rank"), [...Array(state.world).keys()].map((n) => [String(n), String(n)]).concat([["all", "all"]]));
+  live.asked(query(), machine().title);
   $("rank").value = rank && [...$("rank").options].some((o) => o.value === rank) ? rank : "0";
 }
 
@@ -103,13 +105,13 @@ function change(difference, released) {
     history.replaceState(null, "", newest ? `?${newest}` : location.pathname);
     clearTimeout(resting); // keys of a slider follow each other: all schedules when they rest
     resting = setTimeout(later, 250);
-  }
+  } else drop(); // what is still computed is of other sizes, and would slow the timelines
   redraw();
 }
 
 // --- timelines: while dragging ------------------------------------------------------------------
 let newest = "", asking = false, moved = 0, resting = 0;
-export const redraws = (window.weftRedraws = []); // milliseconds from a change to its redraw
+export const redraws = (window.weftRedraws = []); // milliseconds from a change to the frame that shows it
 
 async function redraw() {
   if (asking) return;
@@ -123,7 +125,7 @@ async function redraw() {
         if (answer) {
           drawTimelines(answer);
           tell(null);
-          redraws.push(performance.now() - since);
+          requestAnimationFrame(() => redraws.push(performance.now() - since));
         }
       } catch (error) { tell(error); }
     }
@@ -136,7 +138,7 @@ function drawTimelines(answer) {
   const lines = machines.map((one) => one.timelines.length).join();
   if (box.dataset.lines !== lines) {
     box.dataset.lines = lines;
-    timelines.forget();
+    timelines.forget("asked");
     box.replaceChildren(...machines.map((one) => {
       const card = document.createElement("article");
       card.className = "card";
@@ -181,11 +183,19 @@ function legend(list, items) {
 }
 
 // --- everything else: on release ----------------------------------------------------------------
-let turn = 0, mapWanted = false;
+let turn = 0, mapWanted = false, waiting = 0;
+
+// Tells the server that nobody waits for tables, curves and maps any more.
+function drop() {
+  clearTimeout(resting);
+  turn++;
+  if (waiting) fetch(`api/cancel?${new URLSearchParams({ tab })}`, { method: "POST" }).catch(() => {});
+}
 
 async function later() {
   const mine = ++turn;
   for (const id of ["tables", "curves"]) $(id).classList.add("waiting");
+  waiting++;
   try {
     const full = await ask("full", query({ tab }));
     if (!full || mine !== turn) return;
@@ -197,7 +207,7 @@ async function later() {
     drawCurves(found);
     $("curves").classList.remove("waiting");
     if (mapWanted) await drawMap(mine);
-  } catch (error) { if (mine === turn) tell(error); }
+  } catch (error) { if (mine === turn) tell(error); } finally { waiting--; }
 }
 
 function drawTables({ machines: list }) {
@@ -261,6 +271,7 @@ function drawCurves(found) {
 
 async function drawMap(mine) {
   const rows = [], bar = $("map-progress");
+  waiting++;
   bar.hidden = $("cancel-map").hidden = false;
   try {
     for (let row = 0; row < 7; row++) {
@@ -271,7 +282,7 @@ async function drawMap(mine) {
     }
     lastMap = rows;
     await charts.map($("map"), rows, (m, n) => change({ m, n }, true));
-  } finally { if (mine === turn || !mapWanted) bar.hidden = $("cancel-map").hidden = true; }
+  } finally { waiting--; if (mine === turn || !mapWanted) bar.hidden = $("cancel-map").hidden = true; }
 }
 
 // --- models, copies, exports --------------------------------------------------------------------
@@ -326,10 +337,10 @@ function listen() {
   $("layer").addEventListener("change", takeLayer);
   $("rank").addEventListener("change", () => { $("machines").dataset.lines = ""; newest = `${query()}#${$("rank").value}`; moved = performance.now(); redraw(); });
   $("search").addEventListener("input", (event) => timelines.setSearch(event.target.value));
-  $("zoom-out").addEventListener("click", timelines.zoomOut);
+  $("zoom-out").addEventListener("click", () => timelines.zoomOut());
   timelines.onZoom((zoomed) => { $("zoom-out").disabled = !zoomed; });
   $("draw-map").addEventListener("click", () => { mapWanted = true; drawMap(turn).catch(tell); });
-  $("cancel-map").addEventListener("click", () => { mapWanted = false; $("cancel-map").hidden = $("map-progress").hidden = true; });
+  $("cancel-map").addEventListener("click", () => { mapWanted = false; drop(); $("cancel-map").hidden = $("map-progress").hidden = true; });
   for (const button of document.querySelectorAll("[data-copy]")) button.addEventListener("click", () => copy(button.dataset.copy));
   $("trace").addEventListener("click", async () => {
     try {
@@ -352,6 +363,7 @@ function listen() {
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
     timelines.redraw();
     if (lastCurves) drawCurves(lastCurves);
+    live.redraw();
     if (lastMap) charts.map($("map"), lastMap, (m, n) => change({ m, n }, true));
   });
 }
@@ -379,6 +391,7 @@ async function start() {
   legend($("losses"), LOSSES.map(([, label, colour]) => [label, colour]));
   offerModels();
   listen();
+  live.start({ tab, query, time, legend, loom: about.loom, take: (sizes) => change(sizes, true) });
   state = fromLink();
   fill();
   moved = performance.now();

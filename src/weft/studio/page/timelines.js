@@ -1,27 +1,30 @@
-// Draws timelines on canvases with one time axis: zoom, hover, search, keyboard, and a PNG of all.
+// Draws timelines on canvases: zoom, hover, search, keyboard, and a PNG. The canvases of a group
+// have one time axis: "asked" are those that follow the sliders, others are of other machines.
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const LEFT = 92, AXIS = 18;
-const view = { from: 0, to: null, search: "" };
-const drawn = new Map(); // canvas -> {line, end}
+const views = {}; // group -> the part of the time that is shown
+const viewOf = (group) => (views[group] ||= { from: 0, to: null });
+const drawn = new Map(); // canvas -> {line, end, group}
+let search = "";
 let changed = () => {};
 
 export const onZoom = (listener) => { changed = listener; };
-export function setSearch(text) { view.search = text.trim().toLowerCase(); redraw(); }
-export function zoomOut() { view.from = 0; view.to = null; redraw(); changed(false); }
+export function setSearch(text) { search = text.trim().toLowerCase(); redraw(); }
+export function zoomOut(group = "asked") { views[group] = null; redraw(); changed(viewOf("asked").to !== null); }
 export function redraw() { for (const canvas of drawn.keys()) paint(canvas); }
-export function forget() { drawn.clear(); }
+export function forget(group) { for (const [canvas, one] of drawn) if (one.group === group) drawn.delete(canvas); }
 
-export function show(canvas, line, end) {
+export function show(canvas, line, end, group = "asked") {
   if (!canvas.dataset.ready) listen(canvas);
-  drawn.set(canvas, { line, end });
+  drawn.set(canvas, { line, end, group });
   paint(canvas);
 }
 
 const height = (line) => line.lanes.length * (line.lanes.length <= 10 ? 14 : 9) + AXIS + 4;
-const range = (end) => [view.from, view.to === null ? end : view.to];
+const range = ({ end, group }) => [viewOf(group).from, viewOf(group).to ?? end];
 
 function paint(canvas) {
-  const { line, end } = drawn.get(canvas);
+  const shown = drawn.get(canvas), { line } = shown;
   const wide = canvas.clientWidth, high = height(line), scale = devicePixelRatio || 1;
   if (!wide) return;
   if (canvas.width !== Math.round(wide * scale) || canvas.height !== Math.round(high * scale)) {
@@ -29,13 +32,13 @@ function paint(canvas) {
     canvas.height = Math.round(high * scale);
     canvas.style.height = `${high}px`;
   }
-  draw(canvas.getContext("2d"), line, end, wide, high, scale);
+  draw(canvas.getContext("2d"), line, range(shown), wide, high, scale);
 }
 
-function draw(pen, line, end, wide, high, scale) {
+function draw(pen, line, [from, to], wide, high, scale) {
   pen.setTransform(scale, 0, 0, scale, 0, 0);
   pen.clearRect(0, 0, wide, high);
-  const [from, to] = range(end), room = wide - LEFT - 6;
+  const room = wide - LEFT - 6;
   const x = (ms) => LEFT + ((ms - from) / (to - from)) * room;
   const step = (high - AXIS - 4) / line.lanes.length;
   pen.font = `11px ${getComputedStyle(document.body).fontFamily}`;
@@ -68,7 +71,7 @@ function draw(pen, line, end, wide, high, scale) {
 }
 
 function matches(line, i) {
-  return !view.search || line.task[i].toLowerCase().includes(view.search) || line.kind[i].includes(view.search);
+  return !search || line.task[i].toLowerCase().includes(search) || line.kind[i].includes(search);
 }
 
 function nice(raw) {
@@ -77,8 +80,8 @@ function nice(raw) {
 }
 
 function at(canvas, event) {
-  const { line, end } = drawn.get(canvas), box = canvas.getBoundingClientRect();
-  const [from, to] = range(end), room = box.width - LEFT - 6;
+  const shown = drawn.get(canvas), { line } = shown, box = canvas.getBoundingClientRect();
+  const [from, to] = range(shown), room = box.width - LEFT - 6;
   const step = (box.height - AXIS - 4) / line.lanes.length;
   return { ms: from + ((event.clientX - box.left - LEFT) / room) * (to - from), row: Math.floor((event.clientY - box.top - 2) / step), each: (to - from) / room };
 }
@@ -106,14 +109,14 @@ function described(line, i) {
   return said.join("\n");
 }
 
-function zoomTo(from, to, end) {
-  const least = end / 2000;
+function zoomTo(from, to, { end, group }) {
+  const least = end / 2000, view = viewOf(group);
   if (to - from < least) return;
   view.from = Math.max(0, from);
   view.to = Math.min(end, to);
   if (view.to - view.from >= end * 0.999) { view.from = 0; view.to = null; }
   redraw();
-  changed(view.to !== null);
+  changed(viewOf("asked").to !== null);
 }
 
 function listen(canvas) {
@@ -134,16 +137,16 @@ function listen(canvas) {
     if (pressed === null || !drawn.has(canvas)) return;
     const { ms, each } = at(canvas, event), from = pressed;
     pressed = null;
-    if (Math.abs(ms - from) > 6 * each) zoomTo(Math.min(from, ms), Math.max(from, ms), drawn.get(canvas).end);
+    if (Math.abs(ms - from) > 6 * each) zoomTo(Math.min(from, ms), Math.max(from, ms), drawn.get(canvas));
   });
-  canvas.addEventListener("dblclick", zoomOut);
+  canvas.addEventListener("dblclick", () => zoomOut(drawn.get(canvas).group));
   canvas.addEventListener("keydown", (event) => {
-    const { end } = drawn.get(canvas), [from, to] = range(end), span = to - from, middle = (from + to) / 2;
+    const shown = drawn.get(canvas), { end } = shown, view = viewOf(shown.group), [from, to] = range(shown), span = to - from, middle = (from + to) / 2;
     const move = { ArrowLeft: -0.15, ArrowRight: 0.15 }[event.key];
-    if (event.key === "+" || event.key === "=") zoomTo(middle - span / 4, middle + span / 4, end);
-    else if (event.key === "-") zoomTo(middle - span, middle + span, end);
-    else if (event.key === "0" || event.key === "Escape") zoomOut();
-    else if (move && view.to !== null) zoomTo(Math.min(Math.max(0, from + move * span), end - span), Math.min(end, Math.max(span, to + move * span)), end);
+    if (event.key === "+" || event.key === "=") zoomTo(middle - span / 4, middle + span / 4, shown);
+    else if (event.key === "-") zoomTo(middle - span, middle + span, shown);
+    else if (event.key === "0" || event.key === "Escape") zoomOut(shown.group);
+    else if (move && view.to !== null) zoomTo(Math.min(Math.max(0, from + move * span), end - span), Math.min(end, Math.max(span, to + move * span)), shown);
     else return;
     event.preventDefault();
   });
@@ -151,17 +154,18 @@ function listen(canvas) {
 
 // All timelines below each other in one picture, with their names.
 export function picture() {
-  const wide = 1200, gap = 30, parts = [...drawn.values()];
+  const wide = 1200, gap = 30, parts = [...drawn.values()].filter((one) => one.group === "asked");
   const canvas = document.createElement("canvas");
   canvas.width = wide * 2;
   canvas.height = 2 * parts.reduce((sum, { line }) => sum + height(line) + gap, 20);
   const pen = canvas.getContext("2d");
   let top = 10;
-  for (const { line, end } of parts) {
+  for (const shown of parts) {
+    const { line } = shown;
     const part = document.createElement("canvas");
     part.width = wide * 2;
     part.height = 2 * height(line);
-    draw(part.getContext("2d"), line, end, wide, height(line), 2);
+    draw(part.getContext("2d"), line, range(shown), wide, height(line), 2);
     pen.setTransform(1, 0, 0, 1, 0, 0);
     pen.globalCompositeOperation = "source-over";
     if (top === 10) { pen.fillStyle = css("--panel"); pen.fillRect(0, 0, canvas.width, canvas.height); }
