@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from weft.cli.console import Json, console, print_json, progress
+from weft.cli.doctor_cpu import processors
 from weft.cli.doctor_gpu import examined, show, write_machine
 from weft.errors import Error, Unsupported, nearest
 from weft.measure.launch import Report, launch
@@ -63,7 +64,7 @@ def doctor(
             raise typer.Exit(1)
         return
     with progress("looking", quiet=json) as report:
-        findings = [*_system(), *_packages(), _call(report)]
+        findings = [*_system(), *_processors(), *_packages(), _call(report)]
     broken = [f for f in findings if not f.ok]
     if json:
         print_json({"findings": [asdict(f) for f in findings], "ok": not broken})
@@ -107,6 +108,15 @@ def _system() -> list[Finding]:
         ),
         Finding("C++ compiler", compiler or "none", True, "" if compiler else "only to build weft"),
     ]
+
+
+def _processors() -> list[Finding]:
+    import torch
+
+    from weft.fabric.host.numa import nodes
+
+    lines = processors(nodes(), os.sched_getaffinity(0), torch.get_num_threads(), dict(os.environ))
+    return [Finding(what, found, True, remedy) for what, found, remedy in lines]
 
 
 def _packages() -> list[Finding]:

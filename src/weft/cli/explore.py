@@ -29,7 +29,7 @@ from weft.cli.explore_ways import SIZES, explore_ways, node_of
 from weft.dtype import MULTIPLIED
 from weft.errors import Unsupported, nearest
 from weft.files import check_target
-from weft.machine import Machine, names
+from weft.machine import Machine, all_names
 from weft.models.workloads import WORKLOADS
 from weft.operation import find
 from weft.plan.collective import UNROOTED
@@ -55,8 +55,8 @@ def explore(
     machine: Annotated[
         str,
         typer.Option(
-            help=f"One of {', '.join(names())}, cpu (this host, once calibrated), or the path of a "
-            "TOML file; several, separated by commas, are laid side by side."
+            help=f"One of {', '.join(all_names())}, cpu (this host, once calibrated), or the "
+            "path of a TOML file; several, separated by commas, are laid side by side."
         ),
     ] = "mi300x",
     op: Annotated[str, typer.Option(help="The operation.")] = "all_gather_matmul",
@@ -108,7 +108,8 @@ def explore(
         typer.Option(help="config.json: forward, or train (with backward). [default: forward]"),
     ] = None,
     world: Annotated[
-        int | None, typer.Option(help="Number of ranks. [default: 8, or what the layers say]")
+        int | None,
+        typer.Option(help="Number of ranks. [default: 8 or all, or as in the layers]"),
     ] = None,
     dtype: Annotated[
         str | None,
@@ -226,6 +227,8 @@ def explore(
         raise Unsupported("on several nodes, leave out --no-contention and --captured")
     described = [] if nodes is not None else machines_of(machine)
     described = [_as_asked(one, contention, captured) for one in described]
+    if n_per_rank is not None and world is None and any(o.links.world < 8 for o in described):
+        raise Unsupported("--n-per-rank needs --world where a machine has fewer than 8 ranks")
     asked = _shapes(m, n, k, scenarios, shapes, dtype, result)
     find(op)
     wanted, auto = _schedules(schedule)
@@ -249,7 +252,7 @@ def explore(
                 one,
                 op,
                 asked,
-                8 if world is None else world,
+                min(8, one.links.world) if world is None else world,
                 wanted,
                 auto=auto,
                 progress=lambda done, of, label, report=report: report(done / of, label),  # type: ignore[misc]

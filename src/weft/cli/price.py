@@ -11,7 +11,7 @@ from weft.cli.asked import machines_of, size_of
 from weft.cli.console import Json, PerRank, columns_per_rank, console, n_said, print_json
 from weft.dtype import ITEM_BYTES
 from weft.errors import Unsupported
-from weft.machine import names
+from weft.machine import all_names
 from weft.plan.collective import UNROOTED
 from weft.report.cells import Cell
 from weft.report.terminal_table import table
@@ -22,8 +22,8 @@ Machines = Annotated[
     str,
     typer.Option(
         "--machine",
-        help=f"One or several of {', '.join(names())}, cpu (this host, once calibrated), or paths "
-        "of TOML files, separated by commas.",
+        help=f"One or several of {', '.join(all_names())}, cpu (this host, once calibrated), or "
+        "paths of TOML files, separated by commas.",
     ),
 ]
 Units = Annotated[

@@ -103,7 +103,6 @@ class Lane:
         self._start()
         return "error", Unsupported(text)
 
-
     def _answers(self) -> bool:
         """Waits for an answer; False if it takes too much."""
         begun, until = _processor_seconds(self._process.pid), time.monotonic() + WAIT
