@@ -72,8 +72,9 @@ wheel-check: setup
 	@$(BIN)/python tests/packaging/check_wheel.py
 
 docs: setup
-	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
-	@$(BIN)/mkdocs build --strict --quiet
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt $$($(BIN)/python -c \
+	  'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])')
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "wrote build/site/index.html"
 
 clean:

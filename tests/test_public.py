@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from xml.etree import ElementTree
 
 import pytest
@@ -28,6 +29,7 @@ def test_dir_has_the_public_names_and_no_others():
     assert dir(weft) == sorted(weft.__all__)
     assert {"nn", "compile", "launch", "loom", "summary"} <= set(dir(weft))
     assert all(hasattr(weft, name) for name in dir(weft))
+    assert weft.__version__ == importlib.metadata.version("weft")
 
 
 def test_a_timeline_is_shown_in_one_line():

@@ -1,4 +1,5 @@
-"""A hook of mkdocs: files that documents link to outside of docs/ become part of the site."""
+"""A hook of mkdocs: files that documents link to outside of docs/ become part of the site, and
+nothing is loaded from elsewhere."""
 
 from __future__ import annotations
 
@@ -8,6 +9,8 @@ from posixpath import normpath
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
+WORKER = Path(__file__).with_name("worker.js")
+FOREIGN = '<script src="https://unpkg.com/iframe-worker/shim"></script>'
 LINK = re.compile(r"\]\(((?:\.\./)+)([^)#\s]+)(#[^)]*)?\)")
 
 
@@ -44,6 +47,11 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         return f"]({'../' * depth}{outside}{anchor})"
 
     return LINK.sub(within, markdown)
+
+
+def on_post_page(output: str, **_: Any) -> str:
+    """The theme would load a script from elsewhere to search in files; a page has its own."""
+    return output.replace(FOREIGN, f"<script>{WORKER.read_text()}</script>")
 
 
 def _outside(page: str, target: str) -> str | None:

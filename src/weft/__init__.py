@@ -62,6 +62,8 @@ if TYPE_CHECKING:
     from weft.nn import compile, symm_mem_compat
     from weft.report.summary import Summary, summary
 
+    __version__: str
+
 
 _LAZY = {
     "compile": "weft.nn",
@@ -77,6 +79,8 @@ programs need the others."""
 
 
 def __getattr__(name: str) -> object:
+    if name == "__version__":
+        return _importlib.import_module("importlib.metadata").version("weft")
     if name not in _LAZY:
         raise AttributeError(f"module 'weft' has no attribute {name!r}")
     module = _importlib.import_module(_LAZY[name])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 _LONGEST = 4000
 """Characters of a message. What a user wrote may be longer, and is quoted in part."""
@@ -73,3 +74,25 @@ def nearest(word: str, known: Iterable[str]) -> str:
     """` (did you mean a or b?)` for an unknown word, or an empty string if no word is near."""
     close = difflib.get_close_matches(word, list(known), n=3, cutoff=0.4)
     return f" (did you mean {' or '.join(close)}?)" if close else ""
+
+
+class Stopped(KeyboardInterrupt):
+    """Ctrl-C during long work. so_far: what had been finished, in the form of the whole result."""
+
+    def __init__(self, so_far: object) -> None:
+        super().__init__("stopped")
+        self.so_far = so_far
+
+
+@contextmanager
+def keeping(so_far: Callable[[], object]) -> Iterator[None]:
+    """Makes Ctrl-C carry what was finished until then; nothing if `so_far` gives None."""
+    try:
+        yield
+    except Stopped:
+        raise
+    except KeyboardInterrupt:
+        found = so_far()
+        if found is None:
+            raise
+        raise Stopped(found) from None

@@ -61,6 +61,7 @@ def page(browser: Browser, link: str) -> Iterator[Page]:
 def ready(page: Page) -> None:
     page.wait_for_selector("#curves .plot .main-svg")
     page.wait_for_selector("#tables tr.best")
+    until(page, "document.querySelectorAll('#machines canvas').length >= 4")
 
 
 def drag(page: Page, name: str, steps: int) -> None:

@@ -103,3 +103,24 @@ def test_bad_calls(refused: Callable[..., str], result) -> None:
     assert "there is no such folder" in refused("bench", "fidelity", "--write", "none")
     result(0.5)
     assert "has no documents to write" in refused("bench", "overlap", "--write", ".")
+
+
+def test_a_quick_run_judges_nothing_and_is_not_stored(
+    weft, refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check = Check("adaptive@dma % of ideal", 2.0, "<= 1")
+    given = Result(("what", "of ideal %"), [["it", 2.0]], [check])
+    with pytest.raises(Unsupported, match=r"c3 has no quick form; these have one: .*overlap"):
+        benchmarks.find_quick("c3")
+    monkeypatch.setattr(benchmarks, "find_quick", lambda name: lambda report: given)
+    done = weft("bench", "--quick")
+    assert done.returncode == 0, done.stderr
+    said = " ".join(done.stdout.split())
+    assert "weft bench overlap --quick: some small cases, not the benchmark" in said
+    assert "not judged" in said
+    assert "MISSED" not in said
+    assert "share of gain" in said
+    assert "of ideal" not in said
+    assert json.loads(weft("bench", "--quick", "--json").stdout)["quick"] is True
+    assert "too short to be stored" in refused("bench", "overlap", "--quick", "--write", ".")
+    assert "say which" in refused("bench")

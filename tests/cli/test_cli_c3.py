@@ -38,7 +38,7 @@ def test_bad_calls(refused: Callable[..., str]) -> None:
     assert "there is no folder" in refused("c3", "--html", "nowhere/page.html")
 
 
-OWN = ("--m", "8192", "--n", "4096", "--k", "4096", "--size", "32MiB")
+OWN = ("--m", "8192", "--n-per-rank", "4096", "--k", "4096", "--size", "32MiB")
 NAMES = ("serial", "concurrent", "prioritized", "partitioned:", "prioritized+partitioned:", "dma")
 
 

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from weft.benchmarks import Check, Result
-from weft.cli import bench, console
-from weft.machine import names
+from weft.cli import bench, calibrate, console, doctor_gpu, soak, triton, tune
+from weft.machine import load, names
+from weft.machine.description import HostCores
+from weft.measure.gpu.finding import POINTS, Examination
+from weft.measure.gpu.finding import Check as GpuCheck
+from weft.measure.soak.soaking import Findings
+from weft.schedule import Schedule
+from weft.select import store
 
 SHAPE = ("--m", "16384", "--n", "28672", "--k", "8192")
+LAYERS = Path(__file__).parents[2] / "examples" / "layers.toml"
 GEMM = ("--m", "8192", "--n", "8192", "--k", "8192")
 
 COMMANDS = {
@@ -35,6 +44,7 @@ COMMANDS = {
     "price": ("price", "gemm", *GEMM, "--machine", "mi300x,h100"),
     "run": ("run", "all_gather_matmul", "--m", "64", "--n", "64", "--k", "64", "--repeat", "2"),
     "doctor": ("doctor",),
+    "layers": ("explore", "--layers", str(LAYERS)),
 }
 VERDICTS = {
     "one shape": "Use uniform-fused-1d@dma: 1.17x over serial",
@@ -98,6 +108,59 @@ def test_benchmarks_hold_at_80_columns(narrow: None, capsys: pytest.CaptureFixtu
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, map(str.rstrip, lines))) <= 80
     assert any("hetero-unfused-2d@cores" in line for line in lines)
+
+
+def _calibrated() -> None:
+    made = load(str(Path(__file__).parents[1] / "machine" / "two_threads.toml"))
+    made = replace(made, host=HostCores(2, 1e-7, 1e-3, 1 << 16, 5e-6, 3e-3, 1e-4))
+    calibrate.show(made, Path("a/folder/of/this/machine/cpu.toml"), 31.0)
+
+
+def _soaked() -> None:
+    calls = {"all_gather_matmul": 123456, "embedding_all_to_all": 7, "reduce_scatter_tensor": 8}
+    found = Findings(1, calls=Counter(calls), lives=Counter(host=3, loom=2), seconds=60.0)
+    soak.show(found)
+
+
+def _compiled() -> None:
+    sizes = (255, 1024, 65536, 16, 4, 128, 128)
+    faults = ((), ("a store is not ordered before the word that announces it, line 12345",))
+    rows = [
+        triton.KernelResult("all_gather_matmul_tiles", target, "float8_e4m3fn", *sizes, one)
+        for target in ("gfx942", "gfx950", "sm_90", "sm_100")
+        for one in faults
+    ]
+    triton._show(rows)
+
+
+def _examined() -> None:
+    found = "a finding of many words that says what was found here, and then some more of it"
+    checks = [
+        GpuCheck(point, "all_gather_matmul, 8 ranks", state, found, "do this, then try again")
+        for point in POINTS
+        for state in ("ok", "not", "unknown")
+    ]
+    made = Examination("cuda", "NVIDIA H100 80GB HBM3", 4)
+    made.checks = checks
+    doctor_gpu.show(made, None)
+
+
+def _tuned() -> None:
+    label = "all_gather_matmul 16384x28672x8192 float32 on 8 ranks"
+    answer = store.Answer(Schedule.parse("hetero-unfused-2d@cores"), 0.0123, 0.0456)
+    console.console.print(tune._verdict(label, "hetero-unfused-2d@cores", answer))
+
+
+@pytest.mark.parametrize("shown", [_calibrated, _soaked, _compiled, _examined, _tuned])
+def test_what_takes_long_to_find_out_holds_at_80_columns(
+    shown: Callable[[], None], narrow: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown()
+    output = capsys.readouterr().out
+    lines = [line.rstrip() for line in output.splitlines()]
+    assert max(map(len, lines)) <= 80
+    assert "…" not in output
+    assert lines[-1].endswith((".", "`"))
 
 
 def test_n_counts_all_ranks_and_both_numbers_are_printed(weft: Callable, refused: Callable) -> None:

@@ -242,7 +242,7 @@ def check_links(bandwidth, engine):
 @pytest.mark.parametrize("engine", ["dma", "cores"])
 def test_links_are_respected(ranks, engine):
     """40,000 floats of each of two peers, over links of their own, take what the link says."""
-    bandwidth = 4e6
+    bandwidth = 1e6
     for _ in range(10):  # a busy machine makes it longer, and nothing makes it shorter
         seconds, used = ranks(3).run(check_links, bandwidth, engine)[0]
         assert seconds / (160_000 / bandwidth) >= 0.8

@@ -27,3 +27,9 @@ def test_links_to_files_outside_of_the_documents():
     assert shown("[a](../../examples/moe.py)", "how-to/x.md") == "[a](../examples/moe.py)"
     assert shown("[a](../../SECURITY.md#the-model)", "how-to/x.md") == "[a](../SECURITY.md.txt)"
     assert shown("[a](../gpu.md#b)", "how-to/x.md") == "[a](../gpu.md#b)"
+
+
+def test_search_loads_nothing_from_elsewhere():
+    shown = site.on_post_page(f"<head>{site.FOREIGN}</head>")
+    assert "https:" not in shown
+    assert "window.Worker" in shown

@@ -174,14 +174,13 @@ def test_a_killed_rank_is_an_error_in_seconds(pools, tmp_path):
         until = time.monotonic() + 60
         while not here.exists() and time.monotonic() < until:
             time.sleep(0.05)
-        moment = time.monotonic()
         os.kill(pool.pool.pids[1], signal.SIGKILL)
         outcomes = job.outcomes(within=30)
     finally:
         pool.close()
     assert outcomes[1].died
     assert "rank 1 has ended while stream" in str(outcomes[0].error)
-    assert outcomes[0].at - moment < 5
+    assert outcomes[0].at - outcomes[1].at < 5
 
 
 def meet_alone():
@@ -295,7 +294,7 @@ def open_files() -> int:
 def test_loading_and_ending_leaves_nothing_behind(library, pools, rounds):
     """More often with WEFT_LOOM_LOADS; 200 times were run for docs/loom.md."""
     rounds = int(os.environ.get("WEFT_LOOM_LOADS", rounds))
-    shared = set(os.listdir("/dev/shm"))
+    shared, builds = set(os.listdir("/dev/shm")), set(library.parent.glob("tmp*"))
     LoomPool(1).close()
     before, children = open_files(), len(multiprocessing.active_children())
     for _ in range(rounds):
@@ -305,4 +304,4 @@ def test_loading_and_ending_leaves_nothing_behind(library, pools, rounds):
     fresh = set(os.listdir("/dev/shm")) - shared
     assert [name for name in fresh if "loom" in name or "weft" in name] == []
     assert len(multiprocessing.active_children()) == children
-    assert not list(library.parent.glob("tmp*"))
+    assert set(library.parent.glob("tmp*")) <= builds

@@ -128,7 +128,7 @@ def narrow_weights():
     want = world * (x @ w)
     for dtype in (torch.bfloat16, torch.float16):
         assert torch.equal(weft.matmul_all_reduce(x, w.to(dtype)), want)
-    for schedule in ("auto", "serial@dma", "adaptive@dma"):
+    for schedule in ("auto", "in-kernel", "serial@dma", "adaptive@dma"):
         got = weft.matmul_all_reduce(x, w.to(torch.int8), scale=scale, schedule=schedule)
         assert torch.equal(got, want * scale)
     half = weft.matmul_all_reduce(x.bfloat16(), w.to(torch.int8), scale=scale)
@@ -142,8 +142,9 @@ def narrow_weights():
     assert torch.equal(x.grad, torch.ones(4, 9) @ (w * scale).t())
 
 
-def test_narrow_weights(ranks):
-    ranks(2).run(narrow_weights)
+@pytest.mark.parametrize("world", [1, 2])
+def test_narrow_weights(ranks, world):
+    ranks(world).run(narrow_weights)
 
 
 def refused():

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
+from base64 import b64decode
 from collections import Counter
 from collections.abc import Callable
 from html.parser import HTMLParser
@@ -18,8 +20,6 @@ from weft.report import page as page_module
 from weft.report.page import Page
 from weft.report.run_page import where_row
 from weft.timeline import COMPUTE, Span, Timeline
-
-pytest.importorskip("plotly")
 
 
 class Reader(HTMLParser):
@@ -51,6 +51,9 @@ class Reader(HTMLParser):
         tag, attributes = self._inside[-1]
         if figure := attributes.get("data-figure"):
             self.figures[figure] = json.loads(data)
+        elif "data-figures" in attributes:
+            packed = json.loads(gzip.decompress(b64decode(data)))
+            self.figures |= {id_: json.loads(spec) for id_, spec in packed.items()}
         elif tag == "script":
             self.scripts.append(data)
 
@@ -92,7 +95,18 @@ def test_a_real_page_loads_nothing_and_holds_plotly_once(
     assert sum("plotly.js v" in script for script in reader.scripts) == 1
     assert len(reader.scripts) == 2
     assert "Plotly.newPlot" in reader.scripts[1]
-    assert (tmp_path / "page.html").stat().st_size < 6e6
+    assert (tmp_path / "page.html").stat().st_size < 1.5e6
+
+
+def test_large_figures_are_compressed_and_say_the_same(
+    tmp_path: Path, runs: list[Timeline], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = write(tmp_path, runs)
+    monkeypatch.setattr(page_module, "PACKED_ABOVE", 0)
+    packed = write(tmp_path, runs)
+    assert any("data-figures" in a for _, a in packed.elements)
+    assert packed.figures == plain.figures
+    assert plain.figures
 
 
 def test_weft_own_script_and_style_name_no_address_and_no_upload() -> None:
@@ -175,8 +189,7 @@ def test_names_are_text_and_never_markup(tmp_path: Path) -> None:
 
 
 def test_sections_figures_and_tables_compose(tmp_path: Path) -> None:
-    import plotly.graph_objects as go
-
+    go = pytest.importorskip("plotly.graph_objects")
     heat_map = {"data": [{"type": "heatmap", "z": [[1, 2]]}], "layout": {}}
     page = Page("Explore")
     page.section("Map", "Text.").figure(heat_map, height=400, min_width=600, caption="Caption.")

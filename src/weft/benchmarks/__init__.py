@@ -1,5 +1,6 @@
 """Benchmarks of what weft promises. A benchmark is one file in this folder with a function
-`run(report)` and its axes at the top. `weft bench NAME` runs it."""
+`run(report)` and its axes at the top. `weft bench NAME` runs it. A file may also have a function
+`quick(report)`: a few small cases in some seconds, which show that it works and judge nothing."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 from weft.errors import Unsupported, nearest
@@ -60,8 +62,28 @@ def find(name: str) -> Callable[[Report], Result]:
         raise Unsupported(
             f"there is no benchmark {name!r}{nearest(name, names())}; known: {', '.join(names())}"
         )
-    function: Callable[[Report], Result] = importlib.import_module(f"{__name__}.{name}").run
+    function: Callable[[Report], Result] = _module(name).run
     return function
+
+
+def quick_names() -> list[str]:
+    """The names of the benchmarks that have a quick form."""
+    return [name for name in names() if hasattr(_module(name), "quick")]
+
+
+def find_quick(name: str) -> Callable[[Report], Result]:
+    """The quick form of the benchmark with that name."""
+    find(name)
+    function: Callable[[Report], Result] | None = getattr(_module(name), "quick", None)
+    if function is None:
+        raise Unsupported(
+            f"the benchmark {name} has no quick form; these have one: {', '.join(quick_names())}"
+        )
+    return function
+
+
+def _module(name: str) -> ModuleType:
+    return importlib.import_module(f"{__name__}.{name}")
 
 
 def part(report: Report, number: int, of: int) -> Report:

@@ -1,8 +1,10 @@
-"""The overhead of a call beyond its work: tiny products with cached plans, against gloo + mm."""
+"""The overhead of a call beyond its work: tiny products with cached plans, in times of the bare
+product."""
 
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -10,48 +12,76 @@ import torch.distributed as dist
 from weft.benchmarks import Check, Result
 from weft.measure.launch import Report, all_gather_flat, launch
 from weft.measure.measurement import interleaved
+from weft.ops.operands import group_name
 
 SIZE = 64
 WORLD = 2
 CALLS = 20
 """The number of calls per sample, so that the common start does not matter."""
 REPEAT = 60
-SCHEDULES = ("adaptive@direct", "adaptive@dma", "serial@dma")
+TARGETS = {"adaptive@direct": 6, "adaptive@dma": 10}
+"""The most that a call of a schedule may take, in times of the bare product."""
+MORE = 3
+"""The most that `torch.ops.weft` and autograd may add, in times of the bare product."""
 
 
 def run(report: Report) -> Result:
-    """Median microseconds of one call with M = N = K = 64."""
-    medians = launch(WORLD, _measure, report=report)[0]
-    rows = [[name, round(seconds * 1e6, 1)] for name, seconds in medians.items()]
-    best = medians["adaptive@direct"] * 1e6
-    checks = [Check(f"adaptive@direct, {SIZE}^3, {WORLD} ranks: us a call", best, "<= 100")]
-    return Result(("arm", "us a call"), rows, checks)
+    """Calls with M = N = K = 64. Each is compared with the bare product of the same round."""
+    samples = launch(WORLD, _measure, report=report)[0]
+    bare = samples["mm alone"]
+    ratios = {
+        name: [value / one for value, one in zip(values, bare, strict=True)]
+        for name, values in samples.items()
+    }
+    times = {name: statistics.median(values) for name, values in ratios.items()}
+    rows: list[list[str | float]] = []
+    for name, values in ratios.items():
+        low, _, high = statistics.quantiles(values, n=4)
+        spread = f"{low:.1f}-{high:.1f}"
+        microseconds = statistics.median(samples[name]) / CALLS * 1e6
+        rows.append([name, round(times[name], 1), spread, round(microseconds, 1)])
+    case = f"{SIZE}^3, {WORLD} ranks"
+    checks = [
+        Check(f"{name}, {case}: times the bare mm", times[name], f"<= {target}")
+        for name, target in TARGETS.items()
+    ]
+    for name in ("torch.ops.weft", "autograd"):
+        more = times[name] - times["adaptive@direct"]
+        checks.append(Check(f"{name}, {case}: mm more than the call itself", more, f"<= {MORE}"))
+    return Result(("arm", "times mm", "middle half", "us a call"), rows, checks)
 
 
-def _measure(report: Report) -> dict[str, float]:
+def _measure(report: Report) -> dict[str, list[float]]:
     import weft
 
     random = torch.Generator().manual_seed(dist.get_rank())
     shard = torch.randn(SIZE // WORLD, SIZE, generator=random)
     w = torch.randn(SIZE, SIZE, generator=random)
+    trained = w.clone().requires_grad_()
     gathered = torch.empty(SIZE, SIZE)
+    group = group_name(None)
 
     def gloo() -> None:
-        for _ in range(CALLS):
-            all_gather_flat(gathered, shard)
-            torch.mm(gathered, w)
+        all_gather_flat(gathered, shard)
+        torch.mm(gathered, w)
 
-    def alone() -> None:
-        for _ in range(CALLS):
-            torch.mm(gathered, w)
+    calls: dict[str, Callable[[], object]] = {
+        "mm alone": lambda: torch.mm(gathered, w),
+        "gloo + mm": gloo,
+    }
+    for name in (*TARGETS, "serial@dma"):
+        calls[name] = lambda name=name: weft.all_gather_matmul(shard, w, schedule=name)  # type: ignore[misc]
+    direct = "adaptive@direct"
+    calls["torch.ops.weft"] = lambda: torch.ops.weft.all_gather_matmul(
+        shard, [w], 0, group, schedule=direct
+    )
+    calls["autograd"] = lambda: weft.all_gather_matmul(shard, trained, schedule=direct)
 
-    arms = {"mm alone": alone, "gloo + mm": gloo}
-    for name in SCHEDULES:
-
-        def overlapped(name: str = name) -> None:
+    def repeated(call: Callable[[], object]) -> Callable[[], None]:
+        def sample() -> None:
             for _ in range(CALLS):
-                weft.all_gather_matmul(shard, w, schedule=name)
+                call()
 
-        arms[name] = overlapped
-    samples = interleaved(arms, REPEAT, report)
-    return {name: statistics.median(values) / CALLS for name, values in samples.items()}
+        return sample
+
+    return interleaved({name: repeated(call) for name, call in calls.items()}, REPEAT, report)

@@ -15,13 +15,19 @@ import typer
 
 from weft import benchmarks
 from weft.benchmarks import Result
-from weft.cli.console import Json, console, print_json, progress
-from weft.errors import Error, Unsupported
+from weft.cli.console import Json, Stopping, console, print_json, progress, stopped_after
+from weft.errors import Error, Stopped, Unsupported
 from weft.files import write_atomically
 from weft.measure.provenance import provenance
 from weft.report.terminal_table import table
 
 ALL = "all"
+QUICK = "overlap"
+"""What a quick run measures if nothing is named."""
+QUICKLY = (
+    "A quick run of small cases with few rounds: it shows that the benchmark works here, and "
+    "judges no target. Leave out --quick to measure what weft promises."
+)
 PAGE = "benchmarks"
 """The generator of the page of all benchmarks, and the folder of the stored results."""
 
@@ -34,10 +40,16 @@ def register(app: typer.Typer) -> None:
 
 def bench(
     names: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(help=f"`{ALL}`, or some of: {', '.join(benchmarks.names())}."),
-    ],
+    ] = None,
     json: Json = False,
+    quick: Annotated[
+        bool,
+        typer.Option(
+            help=f"A few small cases in some seconds, which judge no target. [default: {QUICK}]"
+        ),
+    ] = False,
     write: Annotated[
         Path | None,
         typer.Option(
@@ -46,44 +58,81 @@ def bench(
     ] = None,
 ) -> None:
     """Measure what weft promises; exits with 1 if a target is missed or cannot be measured."""
-    chosen = benchmarks.names() if names == [ALL] else list(dict.fromkeys(names))
-    functions = {name: benchmarks.find(name) for name in chosen}
+    if not names and not quick:
+        raise Unsupported(f"say which: {ALL}, or some of {', '.join(benchmarks.names())}")
+    if quick and write is not None:
+        raise Unsupported("a quick run is too short to be stored; leave out --quick or --write")
+    every = benchmarks.quick_names() if quick else benchmarks.names()
+    chosen = every if names == [ALL] else list(dict.fromkeys(names or [QUICK]))
+    find = benchmarks.find_quick if quick else benchmarks.find
+    functions = {name: find(name) for name in chosen}
     writers = {} if write is None else {name: _writer(name, write) for name in chosen}
     results: dict[str, Result] = {}
     failed: dict[str, str] = {}
+    stopping = Stopping()
     for name, function in functions.items():
         try:
             with progress(f"bench {name}", quiet=json) as report:
                 results[name] = function(report)
+        except KeyboardInterrupt as interrupt:
+            if isinstance(interrupt, Stopped) and isinstance(interrupt.so_far, Result):
+                results[name] = interrupt.so_far
+            if not results:
+                raise
+            stopping = stopped_after(_done(results, len(chosen), name))
         except Error as error:
             if len(chosen) == 1:
                 raise
             failed[name] = str(error)
             continue
-        if name in writers:
+        if name in writers and not stopping.said:
             writers[name](results[name])
-        if not json:
-            _print(name, results[name])
+        if not json and name in results:
+            _print(name, results[name], quick)
+        if stopping.said:
+            break
     if json:
         found: dict[str, Any] = {name: result.to_json() for name, result in results.items()}
         found |= {name: {"error": message} for name, message in failed.items()}
-        print_json(found if len(chosen) > 1 else found[chosen[0]])
+        found = found if len(chosen) > 1 else found[chosen[0]]
+        print_json({**found, **({"quick": True} if quick else {}), **stopping.json})
     else:
-        console.print(_verdict(results, failed))
-    if failed or any(not check.ok for result in results.values() for check in result.checks):
+        console.print(_verdict(results, failed, quick))
+    stopping.end()
+    missed = any(not check.ok for result in results.values() for check in result.checks)
+    if failed or (missed and not quick):
         raise typer.Exit(1)
 
 
-def _print(name: str, result: Result) -> None:
-    console.print(table(result.headers, result.rows, title=f"weft bench {name}"))
-    rows = [[c.name, f"{c.value:.3g}", c.bar, "ok" if c.ok else "MISSED"] for c in result.checks]
+def _done(results: Mapping[str, Result], count: int, name: str) -> str:
+    whole = len(results) - (name in results)
+    text = f"{whole} of {count} benchmarks"
+    return f"{text} and a part of {name}" if name in results else text
+
+
+def _print(name: str, result: Result, quick: bool = False) -> None:
+    title = f"weft bench {name}" + (
+        " --quick: some small cases, not the benchmark" if quick else ""
+    )
+    console.print(table([_shown(h) for h in result.headers], result.rows, title=title))
+    said = {False: "MISSED", True: "ok"}
+    rows = [
+        [_shown(c.name), f"{c.value:.3g}", c.bar, "not judged" if quick else said[c.ok]]
+        for c in result.checks
+    ]
     console.print(table(["check", "value", "target", ""], rows))
 
 
-def _verdict(results: Mapping[str, Result], failed: Mapping[str, str]) -> str:
+def _shown(name: str) -> str:
+    """A header or a check in the words of other commands; stored results keep the old ones."""
+    return name.replace("% of ideal", "share of gain, %").replace("of ideal %", "share of gain %")
+
+
+def _verdict(results: Mapping[str, Result], failed: Mapping[str, str], quick: bool) -> str:
     checks = [check for result in results.values() for check in result.checks]
     missed = sum(not check.ok for check in checks)
-    lines = [f"{len(checks) - missed} of {len(checks)} targets are kept, {missed} missed."]
+    kept = f"{len(checks) - missed} of {len(checks)} targets are kept, {missed} missed."
+    lines = [QUICKLY if quick else kept]
     lines += [f"{name} could not be measured: {message}" for name, message in failed.items()]
     return "\n".join(lines)
 

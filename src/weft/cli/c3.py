@@ -11,7 +11,7 @@ import typer
 
 from weft.cli.asked import machines_of, size_of
 from weft.cli.c3_case import ask_case
-from weft.cli.console import Json, console, print_json, progress, say_written
+from weft.cli.console import Json, PerRank, console, print_json, progress, say_written
 from weft.dtype import ITEM_BYTES
 from weft.errors import Unsupported
 from weft.files import check_target
@@ -61,7 +61,11 @@ def c3(
         ),
     ] = None,
     m: Annotated[int | None, typer.Option("--m", help="Your own GEMM: rows of A and C.")] = None,
-    n: Annotated[int | None, typer.Option("--n", help="Columns of B and C, of one rank.")] = None,
+    n: Annotated[
+        int | None,
+        typer.Option("--n", help="Columns of B and C over all ranks; each has N / world of them."),
+    ] = None,
+    n_per_rank: PerRank = None,
     k: Annotated[int | None, typer.Option("--k", help="Columns of A, rows of B.")] = None,
     collective: Annotated[
         str | None,
@@ -101,7 +105,7 @@ def c3(
     With --m, --n, --k and --size: your own GEMM on every rank beside your own collective, simulated
     under every strategy, and which one to use.
     """
-    case = _case(m, n, k, collective, size, dtype)
+    case = _case(m, n if n_per_rank is None else n_per_rank, k, collective, size, dtype)
     if case is not None:
         if html is not None:
             raise Unsupported("there is no page of a case of your own; use --json")
@@ -112,7 +116,7 @@ def c3(
                 "name a machine, e.g. --machine mi300x"
             )
         asked = [_disturbed(one, interference) for one in found_machines]
-        ask_case(asked, case, world, json)
+        ask_case(asked, case, world, (n, n_per_rank), json)
         return
     described = None if machine == HOST else load(machine)
     if interference is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from weft.cli.console import console, print_json, progress
+from weft.cli.console import columns_per_rank, console, n_said, print_json, progress
 from weft.machine import Machine
 from weft.report.cells import Cell
 from weft.report.terminal_table import table
@@ -18,15 +18,21 @@ _BOTH = ("machine", "GEMM\nms", "coll.\nms", "serial\nms", "use", "ms", "speedup
 
 
 def ask_case(
-    machines: Sequence[Machine], question: CaseQuestion, world: int | None, json: bool
+    machines: Sequence[Machine],
+    question: CaseQuestion,
+    world: int | None,
+    columns: tuple[int | None, int | None],
+    json: bool,
 ) -> None:
-    """One table per machine and a verdict; with several machines a comparison at the end."""
+    """One table per machine and a verdict; with several machines a comparison at the end. columns:
+    N over all ranks or on each; one of them is None."""
     answers = []
     with progress("simulating", quiet=json) as report:
         for number, machine in enumerate(machines):
             report(number / len(machines), machine.name)
             ranks = min(WORLD, machine.links.world) if world is None else world
-            answers.append(ask(machine, replace(question, world=ranks)))
+            own = columns_per_rank(*columns, ranks)
+            answers.append(ask(machine, replace(question, n=own, world=ranks)))
     if json:
         found = [answer.to_json() for answer in answers]
         print_json(found[0] if len(found) == 1 else {"machines": found, "verdict": both(answers)})
@@ -60,7 +66,7 @@ def show(answer: CaseAnswer) -> None:
     console.print(
         f"{asked.world} x {answer.machine.name}, simulated\n"
         f"GEMM {asked.m} x {asked.n} x {asked.k} {asked.dtype}: {1e3 * answer.gemm:.3f} ms alone, "
-        f"bound by {bound}\n"
+        f"bound by {bound}\n{n_said(asked.n, asked.world)}\n"
         f"{asked.collective}, {sent} from each rank: {alone}\n"
         f"one after the other {1e3 * answer.serial:.3f} ms, ideal {1e3 * answer.ideal:.3f} ms"
     )

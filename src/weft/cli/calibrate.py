@@ -34,13 +34,17 @@ def command(
         machine = calibrate(level, report)
     path = keep(machine, level, output)
     seconds = time.perf_counter() - start
-    figures = key_figures(machine)
     if json:
-        found = {name: value for name, value, _ in figures}
+        found = {name: value for name, value, _ in key_figures(machine)}
         print_json({"machine": machine.title, "file": str(path), "seconds": seconds, **found})
         return
+    show(machine, path, seconds)
+
+
+def show(machine: Machine, path: Path, seconds: float) -> None:
+    """Prints the key figures, and where the description is."""
     rows: list[list[str | float]] = [
-        [name.replace("_", " "), f"{value:.3g}", unit] for name, value, unit in figures
+        [name.replace("_", " "), f"{value:.3g}", unit] for name, value, unit in key_figures(machine)
     ]
     console.print(table(["what", "", ""], rows, title=machine.title))
     console.print(f"{path} in {seconds:.0f} s; use it as `--machine cpu`, or `weft run --predict`.")

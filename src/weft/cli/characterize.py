@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import os
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from weft.cli.console import Json, console, print_json, progress, say_written
+from weft.cli.console import (
+    Json,
+    Stopping,
+    console,
+    print_json,
+    progress,
+    say_written,
+    stopped_after,
+    until_stopped,
+)
 from weft.files import check_target
 from weft.machine import load, names
+from weft.measure.stopping import stop_file
 from weft.report.characterize_page import (
     HEADERS,
     rows_of,
@@ -18,6 +30,7 @@ from weft.report.characterize_page import (
     write_characterize_page,
 )
 from weft.report.terminal_table import table
+from weft.study.characterization import Characterization
 from weft.study.characterization import characterize as simulate
 from weft.study.characterize_host import characterize_host
 
@@ -47,13 +60,16 @@ def characterize(
     doing = "measuring" if described is None else "simulating"
     with progress(f"{doing} {machine}", quiet=json) as report:
         if described is None:
-            found = characterize_host(report=report)
+            with stop_file() as stop:
+                found = characterize_host(report=report, stop=stop)
+                stopping = stopped_after(_done(found)) if os.path.exists(stop) else Stopping()
         else:
-            found = simulate(described, report=report)
+            found, stopping = until_stopped(partial(simulate, described, report=report), _done)
         if html is not None:
             write_characterize_page(html, found)
     if json:
-        print_json({**found.to_json(), "verdict": verdict_of(found)})
+        print_json({**found.to_json(), "verdict": verdict_of(found), **stopping.json})
+        stopping.end()
         return
     caption = (
         "MB: memory traffic if everything is read and written once. M/8 to K/64: how many times as "
@@ -64,3 +80,8 @@ def characterize(
     console.print(summary_of(found))
     say_written(html)
     console.print(verdict_of(found))
+    stopping.end()
+
+
+def _done(found: Characterization) -> str:
+    return f"{len(found.characters)} shapes"

@@ -5,17 +5,18 @@ from __future__ import annotations
 import json as json_module
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, get_args
+from typing import Annotated, Any, NoReturn, TypeVar, get_args
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from weft.dtype import ON_HOST
-from weft.errors import Unsupported, nearest
+from weft.errors import Stopped, Unsupported, nearest
 from weft.fabric.link import TOPOLOGIES, Topology
 from weft.measure.launch import Report
 from weft.schedule import Schedule
@@ -95,6 +96,39 @@ def progress(title: str, quiet: bool = False) -> Iterator[Report]:
         yield report
 
 
+@dataclass
+class Stopping:
+    """Whether a command was stopped by Ctrl-C, and how far it had come."""
+
+    said: str = ""
+
+    @property
+    def json(self) -> dict[str, Any]:
+        return {"partial": True, "stopped": self.said} if self.said else {}
+
+    def end(self) -> None:
+        """Says that what was printed is partial, and exits as after Ctrl-C."""
+        if self.said:
+            _errors.print(f"weft: {self.said}", markup=False, style="red", soft_wrap=True)
+            sys.exit(130)
+
+
+T = TypeVar("T")
+
+
+def until_stopped(work: Callable[[], T], done: Callable[[T], str]) -> tuple[T, Stopping]:
+    """The result of `work`; after Ctrl-C that of what was finished. done: how much that is."""
+    try:
+        return work(), Stopping()
+    except Stopped as stopped:
+        found: T = stopped.so_far  # type: ignore[assignment]
+        return found, stopped_after(done(found))
+
+
+def stopped_after(done: str) -> Stopping:
+    return Stopping(f"stopped: these results are partial, of {done}")
+
+
 def say_written(html: Path | None = None, trace: Path | None = None) -> None:
     """Which files a command has written."""
     if html is not None:
@@ -135,6 +169,8 @@ def dtype_of(name: str) -> str:
 
 def n_said(per_rank: int, world: int) -> str:
     """Both numbers that N can mean."""
+    if world == 1:
+        return f"N is {per_rank}, all on one rank"
     return f"N is {per_rank * world} over all {world} ranks, {per_rank} on each"
 
 

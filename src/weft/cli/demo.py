@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Annotated
@@ -24,6 +25,12 @@ from weft.schedule import Schedule
 
 SHOWN = ("serial@dma", "shard-p2p@dma", "adaptive@cores", "adaptive@dma")
 ON_DEVICE = ("serial@dma", "shard-p2p@dma", "hetero-unfused-1d@dma", "adaptive@dma")
+
+
+LANES = (
+    "An engine is what moves bytes beside the compute cores: here a thread, on a GPU a copy engine "
+    "(dma). A lighter shade is the next task of the same kind, so that tasks can be counted."
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -53,7 +60,11 @@ def demo(
             device=device,
             report=report,
         )
-    timelines = [result.arm(name).timeline for name in shown]
+    arms = [result.arm(name) for name in shown]
+    timelines = [
+        replace(a.timeline, title=f"{a.name}, {a.speedup:.2f}x over serial in the median")
+        for a in arms
+    ]
     summary = _summary(result, device)
     title = "How four schedules overlap an all-gather with a matmul"
     path = run_page(html, result, title=title, summary=summary)
@@ -72,7 +83,8 @@ def demo(
     console.print(f"{operation.label}, links: {result.link}\n")
     console.print(draw(timelines))
     console.print(
-        f"\nEach drawing is one recorded call; the times below are medians of {repeat} calls.\n"
+        f"\n{LANES}\nEach drawing is one recorded call; the times below are medians of {repeat} "
+        "calls.\n"
         f"{summary}\n"
     )
     say_written(path)

@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from weft.cli.console import Json, console, print_json, progress
+from weft.cli.doctor_cpu import processors
 from weft.cli.doctor_gpu import examined, show, write_machine
 from weft.errors import Error, Unsupported, nearest
 from weft.measure.launch import Report, launch
@@ -63,7 +64,7 @@ def doctor(
             raise typer.Exit(1)
         return
     with progress("looking", quiet=json) as report:
-        findings = [*_system(), *_packages(), _call(report)]
+        findings = [*_system(), *_processors(), *_packages(), _call(report)]
     broken = [f for f in findings if not f.ok]
     if json:
         print_json({"findings": [asdict(f) for f in findings], "ok": not broken})
@@ -109,6 +110,15 @@ def _system() -> list[Finding]:
     ]
 
 
+def _processors() -> list[Finding]:
+    import torch
+
+    from weft.fabric.host.numa import nodes
+
+    lines = processors(nodes(), os.sched_getaffinity(0), torch.get_num_threads(), dict(os.environ))
+    return [Finding(what, found, True, remedy) for what, found, remedy in lines]
+
+
 def _packages() -> list[Finding]:
     import torch
 
@@ -125,7 +135,7 @@ def _packages() -> list[Finding]:
     except ImportError:
         findings.append(Finding("triton", "none", True, "only for weft.triton: weft[triton]"))
     findings.append(_loom())
-    for package, use in (("plotly", "HTML pages"), ("rich", "tables"), ("numpy", "plan checks")):
+    for package, use in (("rich", "tables"), ("numpy", "plan checks")):
         present = importlib.util.find_spec(package) is not None
         version = importlib.metadata.version(package) if present else "none"
         fix = "" if present else f"pip install {package} ({use})"

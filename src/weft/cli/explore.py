@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +18,7 @@ from weft.cli.console import (
     progress,
     say_written,
     total_columns,
+    until_stopped,
 )
 from weft.cli.explore_ahead import ahead_json, show_ahead
 from weft.cli.explore_cluster import explore_collective, explore_shape, explore_workload
@@ -27,7 +29,7 @@ from weft.cli.explore_ways import SIZES, explore_ways, node_of
 from weft.dtype import MULTIPLIED
 from weft.errors import Unsupported, nearest
 from weft.files import check_target
-from weft.machine import Machine, names
+from weft.machine import Machine, all_names
 from weft.models.workloads import WORKLOADS
 from weft.operation import find
 from weft.plan.collective import UNROOTED
@@ -53,8 +55,8 @@ def explore(
     machine: Annotated[
         str,
         typer.Option(
-            help=f"One of {', '.join(names())}, cpu (this host, once calibrated), or the path of a "
-            "TOML file; several, separated by commas, are laid side by side."
+            help=f"One of {', '.join(all_names())}, cpu (this host, once calibrated), or the "
+            "path of a TOML file; several, separated by commas, are laid side by side."
         ),
     ] = "mi300x",
     op: Annotated[str, typer.Option(help="The operation.")] = "all_gather_matmul",
@@ -106,7 +108,8 @@ def explore(
         typer.Option(help="config.json: forward, or train (with backward). [default: forward]"),
     ] = None,
     world: Annotated[
-        int | None, typer.Option(help="Number of ranks. [default: 8, or what the layers say]")
+        int | None,
+        typer.Option(help="Number of ranks. [default: 8 or all, or as in the layers]"),
     ] = None,
     dtype: Annotated[
         str | None,
@@ -224,6 +227,8 @@ def explore(
         raise Unsupported("on several nodes, leave out --no-contention and --captured")
     described = [] if nodes is not None else machines_of(machine)
     described = [_as_asked(one, contention, captured) for one in described]
+    if n_per_rank is not None and world is None and any(o.links.world < 8 for o in described):
+        raise Unsupported("--n-per-rank needs --world where a machine has fewer than 8 ranks")
     asked = _shapes(m, n, k, scenarios, shapes, dtype, result)
     find(op)
     wanted, auto = _schedules(schedule)
@@ -242,14 +247,18 @@ def explore(
     every: list[Exploration] = []
     for one in described:
         with progress(f"simulating {one.name}", quiet=json) as report:
-            found = simulate(
+            simulated = partial(
+                simulate,
                 one,
                 op,
                 asked,
-                8 if world is None else world,
+                min(8, one.links.world) if world is None else world,
                 wanted,
                 auto=auto,
                 progress=lambda done, of, label, report=report: report(done / of, label),  # type: ignore[misc]
+            )
+            found, stopping = until_stopped(
+                simulated, lambda e: f"{len(e.scenarios)} of {len(asked)} shapes"
             )
             for scenario in found.scenarios:
                 _check_any(scenario)
@@ -258,11 +267,14 @@ def explore(
             if trace is not None:
                 write_trace(trace, _timelines(found))
         every.append(found)
+        if stopping.said:
+            break
     if json:
         said = to_json(every) if len(every) > 1 else every[0].to_json()
         if planned:
             said["planned"] = {each.machine.name: ahead_json(each) for each in every}
-        print_json({"upper_bound": not contention, "captured": captured, **said})
+        print_json({"upper_bound": not contention, "captured": captured, **said, **stopping.json})
+        stopping.end()
         return
     if len(every) > 1:
         show_both(every)
@@ -272,6 +284,7 @@ def explore(
         show_ahead(explored)
     say_written(html, trace)
     console.print(verdict(every) if len(every) > 1 else verdict_of(every[0]))
+    stopping.end()
 
 
 def _as_asked(machine: Machine, contention: bool, captured: bool) -> Machine:

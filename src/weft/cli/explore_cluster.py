@@ -18,7 +18,9 @@ from weft.report.collective_page import write_collective_page
 from weft.report.perfetto import write_trace
 from weft.report.run_report import SHARE
 from weft.report.scaling_page import (
+    EFFICIENCY,
     HEADERS,
+    batch_of,
     nodes_text,
     rows_of,
     summary_of,
@@ -239,7 +241,8 @@ def show_scaling(result: Scaling) -> None:
             title = f"{scaling} scaling: {points[-1].description}"
             if scaling == "strong":
                 title += f" on {nodes_text(points[-1].nodes)}"
-            drawn = table(HEADERS, rows_of(points), title=title, width=console.width)
+            said = EFFICIENCY if scaling != "strong" else f"{batch_of(result)} {EFFICIENCY}"
+            drawn = table(HEADERS, rows_of(points), title=title, caption=said, width=console.width)
             console.print(drawn)
     console.print(f"Sizes and every assumption: {result.workload.path}", soft_wrap=True)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from weft.cli.console import console, print_json, progress
 from weft.errors import Unsupported
 from weft.machine import Machine
+from weft.operation import ranks_label
 from weft.report.cells import Cell
 from weft.report.terminal_table import table
 from weft.schedule import Schedule
@@ -64,7 +65,7 @@ def explore_layers(
         several = {"machines": [one.to_json() for one in found], "verdict": both(found)}
         print_json(found[0].to_json() if len(found) == 1 else several)
         return
-    console.print(f"{model.title}, {model.world} ranks, {model.dtype}, simulated")
+    console.print(f"{model.title}, {ranks_label(model.world)}, {model.dtype}, simulated")
     for one in found:
         show(one)
     if len(found) > 1:

@@ -62,7 +62,8 @@ def _show_one(scenario: Scenario) -> None:
         rows.append(_row(f"auto: {scenario.auto.outcome.schedule}", scenario.auto.outcome))
     caption = (
         f"{SHARE} Losses are milliseconds over ideal: exposed communication, cost of splitting, "
-        "contention, launch; hidden is what of them fell into time in which ideal waits too."
+        "contention, launch; hidden is negative: what of them fell into time in which ideal waits "
+        "too, and so costs nothing."
     )
     console.print(table(_ONE, rows, best=best, caption=caption, drop=_ONE_DROP))
     for schedule, reason in scenario.refused:

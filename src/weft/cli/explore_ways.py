@@ -12,6 +12,7 @@ from weft.cli.console import console, print_json, progress, say_written
 from weft.errors import Unsupported
 from weft.files import check_target
 from weft.machine import Cluster, load_cluster
+from weft.operation import ranks_label
 from weft.plan.collective import UNROOTED, find_kind
 from weft.report.cells import Cell
 from weft.report.collective_page import write_collective_page
@@ -105,7 +106,7 @@ def _write_page(path: Path, found: Comparison) -> None:
     indices = range(len(found.collectives))
     write_collective_page(
         path,
-        f"{found.kind} on {found.world} ranks of {found.place.name}",
+        f"{found.kind} on {ranks_label(found.world)} of {found.place.name}",
         verdict(found),
         {"Time by size": curves},
         ("way", "by", *map(byte_size, sizes)),

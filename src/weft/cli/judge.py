@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from weft.cli.console import Json, console, print_json, progress, say_written
+from weft.cli.console import (
+    Json,
+    Stopping,
+    console,
+    print_json,
+    progress,
+    say_written,
+    stopped_after,
+    until_stopped,
+)
 from weft.machine import calibrated, load
-from weft.report.judge_page import judged, judgement_page
+from weft.measure.stopping import stop_file
+from weft.report.judge_page import judged, judgement_page, kind_rows, most_missed
 from weft.report.terminal_table import table
 from weft.study.judge_host import judge_host
 from weft.study.judgement import IN_SET, Judgement, judge
@@ -41,18 +52,28 @@ def command(
     """
     with progress(f"judging on {machine}", quiet=json) as report:
         if machine == calibrated.NAME:
-            judgement = judge_host(random, seed, report)
+            with stop_file() as stop:
+                judgement, stopping = judge_host(random, seed, report, stop), Stopping()
         else:
-            judgement = judge(load(machine), random, seed, report=report)
+            work = partial(judge, load(machine), random, seed, report=report)
+            judgement, stopping = until_stopped(work, lambda found: "")
+    if len(judgement.verdicts) < random:
+        stopping = stopped_after(f"{len(judgement.verdicts)} of {random} scenarios")
     if html is not None:
         judgement_page(html, judgement)
     if json:
         page = {} if html is None else {"html": str(html)}
-        print_json({**judgement.to_json(), **page, "verdict": judged(judgement)})
+        names = ("kind", "scenarios", "missed", "share", "mean_regret")
+        kinds = [dict(zip(names, row, strict=True)) for row in kind_rows(judgement)]
+        found = {**judgement.to_json(), "kinds": kinds, **page}
+        print_json({**found, "verdict": judged(judgement), **stopping.json})
+        stopping.end()
         return
     console.print(_table(judgement))
+    console.print(most_missed(judgement))
     say_written(html)
     console.print(judged(judgement))
+    stopping.end()
 
 
 def _table(judgement: Judgement) -> object:

@@ -11,7 +11,7 @@ import typer
 from weft.cli.console import Json, console, print_json
 from weft.errors import Unsupported
 from weft.files import check_target
-from weft.machine import Machine, load, load_cluster, names
+from weft.machine import Machine, all_names, load, load_cluster
 from weft.machine.checking import Remark, check
 from weft.machine.loading import file_of, read_table
 from weft.machine.template import template
@@ -38,7 +38,7 @@ def register(app: typer.Typer) -> None:
 @_machine.command("list")
 def list_machines(json: Json = False) -> None:
     """The machines that come with weft, and the numbers that matter most."""
-    found = [load(name) for name in names()]
+    found = [load(name) for name in all_names()]
     if json:
         print_json([{"name": one.name, "title": one.title, **_facts(one)} for one in found])
         return
@@ -55,7 +55,10 @@ def list_machines(json: Json = False) -> None:
         for one in found
     ]
     headers = ("name", "devices", "links", "TFLOP/s\nbf16", "memory\nTB/s", "GB", "out of it\nGB/s")
-    caption = "Per device, as GEMMs, streams and transfers reach it; not the data sheet."
+    caption = (
+        "Per device, as GEMMs, streams and transfers reach it; not the data sheet. A device of a "
+        "CPU server is a rank: a socket, or a NUMA node."
+    )
     console.print(table(headers, rows, caption=caption, width=min(80, console.width)))
     console.print(
         "Each is a file that says where its numbers come from. "
@@ -70,7 +73,9 @@ def new(
     ] = None,
     begin: Annotated[
         str,
-        typer.Option("--from", help=f"One of {', '.join(names())}, or the path of a TOML file."),
+        typer.Option(
+            "--from", help=f"One of {', '.join(all_names())}, or the path of a TOML file."
+        ),
     ] = "h100",
     json: Json = False,
 ) -> None:

@@ -8,9 +8,10 @@ from typing import Annotated, Any
 import typer
 
 from weft.cli.asked import machines_of, size_of
-from weft.cli.console import Json, console, print_json
+from weft.cli.console import Json, PerRank, columns_per_rank, console, n_said, print_json
 from weft.dtype import ITEM_BYTES
-from weft.machine import names
+from weft.errors import Unsupported
+from weft.machine import all_names
 from weft.plan.collective import UNROOTED
 from weft.report.cells import Cell
 from weft.report.terminal_table import table
@@ -21,8 +22,8 @@ Machines = Annotated[
     str,
     typer.Option(
         "--machine",
-        help=f"One or several of {', '.join(names())}, cpu (this host, once calibrated), or paths "
-        "of TOML files, separated by commas.",
+        help=f"One or several of {', '.join(all_names())}, cpu (this host, once calibrated), or "
+        "paths of TOML files, separated by commas.",
     ),
 ]
 Units = Annotated[
@@ -56,19 +57,28 @@ def register(app: typer.Typer) -> None:
 @_price.command("gemm")
 def gemm(
     m: Annotated[int, typer.Option("--m", help="Rows of A and C.")],
-    n: Annotated[int, typer.Option("--n", help="Columns of B and C.")],
     k: Annotated[int, typer.Option("--k", help="Columns of A, rows of B.")],
+    n: Annotated[
+        int | None,
+        typer.Option("--n", help="Columns of B over all ranks; each has N / world of them."),
+    ] = None,
+    n_per_rank: PerRank = None,
+    world: Annotated[int, typer.Option(help="Ranks that share the columns of B.", min=1)] = 1,
     dtype: Annotated[str, typer.Option(help=f"One of {', '.join(ITEM_BYTES)}.")] = "bfloat16",
     batch: Annotated[int, typer.Option(help="Equal GEMMs in one kernel.")] = 1,
     units: Units = None,
     machine: Machines = "mi300x",
     json: Json = False,
 ) -> None:
-    """One GEMM, C[m, n] = A[m, k] B[k, n], on one device with nothing beside it."""
+    """One GEMM, C[m, n] = A[m, k] B[k, n], on one device with nothing beside it; with --world, that
+    of one rank."""
+    if n is None and n_per_rank is None:
+        raise Unsupported("a GEMM needs --n (over all ranks) or --n-per-rank")
+    own = columns_per_rank(n, n_per_rank, world)
     found = [
-        price_gemm(one, m, n, k, dtype, batch=batch, units=units) for one in machines_of(machine)
+        price_gemm(one, m, own, k, dtype, batch=batch, units=units) for one in machines_of(machine)
     ]
-    _answer(found, json)
+    _answer(found, json, sizes=n_said(own, world) if world > 1 else "")
 
 
 @_price.command("collective")

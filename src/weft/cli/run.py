@@ -15,6 +15,7 @@ from weft.cli.console import (
     Json,
     PerRank,
     Rows,
+    Stopping,
     TopologyName,
     World,
     columns_per_rank,
@@ -25,6 +26,7 @@ from weft.cli.console import (
     progress,
     say_written,
     schedules_of,
+    stopped_after,
     topology_of,
 )
 from weft.errors import Unsupported
@@ -34,6 +36,7 @@ from weft.machine import load
 from weft.measure.calibration import YARDSTICK
 from weft.measure.link_spec import LinkSpec
 from weft.measure.measurement import Measurement, measure
+from weft.measure.stopping import stop_file
 from weft.operation import find
 from weft.report.perfetto import write_trace
 from weft.report.run_page import run_page
@@ -98,7 +101,7 @@ def run(
     machine = load("cpu") if predict else None
     if predict and threads != 1:
         raise Unsupported("--predict needs --threads 1: `weft calibrate` measures one per rank")
-    with progress(f"measuring {len(schedules)} schedules", quiet=json) as report:
+    with stop_file() as stop, progress(f"measuring {len(schedules)} schedules", json) as report:
         result = measure(
             asked,
             spec,
@@ -109,7 +112,11 @@ def run(
             device=device,
             auto=auto,
             report=report,
+            stop=stop,
         )
+    rounds, stopping = len(result.best.samples), Stopping()
+    if rounds < repeat:
+        stopping = stopped_after(f"{rounds} of {repeat} rounds")
     prediction = None if machine is None else prediction_of(result, machine)
     if trace is not None:
         drawn = [arm.timeline for arm in result.every]
@@ -119,17 +126,25 @@ def run(
     if json:
         found = (prediction or result).to_json()
         print_json(
-            {**found, "n": columns * world, "n_per_rank": columns, "verdict": verdict(result)}
+            {
+                **found,
+                "n": columns * world,
+                "n_per_rank": columns,
+                "verdict": verdict(result),
+                **stopping.json,
+            }
         )
+        stopping.end()
         return
     console.print(f"{asked.label}, links: {result.link}\n{n_said(columns, world)}")
-    show(result, repeat, prediction)
+    show(result, rounds, prediction)
     if device == "loom":
         console.print(
             "loom is an emulated device: these times show the order of work, not a GPU's speed."
         )
     say_written(html, trace)
     console.print(verdict(result))
+    stopping.end()
 
 
 def check_device(device: str, predict: bool) -> None:

@@ -24,6 +24,7 @@ from weft.collectives.group_channel import check_engine
 from weft.collectives.handle import Handle
 from weft.collectives.kinds import ALL_TO_ALL, SCATTER
 from weft.errors import Unsupported
+from weft.run.results import empty_as
 
 
 @overload
@@ -153,7 +154,7 @@ def _exchanged(
         got, total = [n * row for n in expected], sum(expected)
     shape = (total, *tensor.shape[1:])
     if out is None:
-        return tensor, tensor.new_empty(shape), sent, got
+        return tensor, empty_as(tensor, shape), sent, got
     into = check_out(out, shape, tensor.dtype)
     if into.data_ptr() == tensor.data_ptr() and sent == got:
         return tensor.clone(), into, sent, got  # rows arrive before others were sent
@@ -197,7 +198,7 @@ def _scattered(
     else:
         listed = check_sizes("sizes", sizes, world, rows)
     shape = (listed[rank], *tensor.shape[1:])
-    into = tensor.new_empty(shape) if out is None else check_out(out, shape, tensor.dtype)
+    into = empty_as(tensor, shape) if out is None else check_out(out, shape, tensor.dtype)
     if rank == root and out is not None:
         check_apart(into, tensor, row * sum(listed[:rank]))
     return tensor if rank == root else None, into, [n * row for n in listed]

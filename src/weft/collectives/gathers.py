@@ -24,6 +24,7 @@ from weft.collectives.group_channel import check_engine
 from weft.collectives.handle import Handle
 from weft.collectives.kinds import ALL_GATHER, BROADCAST, GATHER
 from weft.errors import Unsupported
+from weft.run.results import empty_as
 
 Prepared = tuple[torch.Tensor, torch.Tensor, list[int] | None]
 """Input, result, and the bytes of every rank if they differ."""
@@ -191,7 +192,7 @@ def _gathered(
         return tensor, tensor, counts
     shape = (total, *tensor.shape[1:])
     if out is None:
-        return tensor, tensor.new_empty(shape), counts
+        return tensor, empty_as(tensor, shape), counts
     into = check_out(out, shape, tensor.dtype)
     check_apart(tensor, into, before)
     return tensor, into, counts
@@ -204,7 +205,7 @@ def _broadcast(
     check_root(root, channel.world)
     tensor = check_input(x)
     if out is None:
-        return tensor, torch.empty_like(tensor)
+        return tensor, empty_as(tensor, tensor.shape)
     into = check_out(out, tensor.shape, tensor.dtype)
     check_apart(tensor, into, 0)
     return tensor, into

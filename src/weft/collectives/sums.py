@@ -27,6 +27,7 @@ from weft.collectives.group_channel import check_engine, check_reduction
 from weft.collectives.handle import Handle
 from weft.collectives.kinds import ALL_REDUCE, REDUCE_SCATTER, reduction
 from weft.operation import split
+from weft.run.results import empty_as
 
 
 @overload
@@ -163,7 +164,7 @@ def _reduced(
     tensor, number = check_input(x), reduction(op)
     check_reduction(tensor.dtype, number)
     if out is None:
-        return tensor, torch.empty_like(tensor), number
+        return tensor, empty_as(tensor, tensor.shape), number
     into = check_out(out, tensor.shape, tensor.dtype)
     check_apart(tensor, into, 0)
     return tensor, into, number
@@ -188,7 +189,7 @@ def _reduce_scattered(
     counts = None if sizes is None and rows % world == 0 else [n * row for n in listed]
     shape = (listed[channel.rank], *tensor.shape[1:])
     if out is None:
-        return tensor, tensor.new_empty(shape), number, counts
+        return tensor, empty_as(tensor, shape), number, counts
     into = check_out(out, shape, tensor.dtype)
     check_apart(into, tensor, row * sum(listed[: channel.rank]))
     return tensor, into, number, counts

@@ -26,7 +26,7 @@ from weft.machine.description import (
     Tile,
     Tiling,
 )
-from weft.machine.loading import from_table, load, names
+from weft.machine.loading import all_names, from_table, load, names, server_names
 from weft.machine.measurements import measurements
 
 __all__ = [
@@ -49,6 +49,7 @@ __all__ = [
     "Saturation",
     "Tile",
     "Tiling",
+    "all_names",
     "cluster_from_table",
     "cluster_names",
     "from_table",
@@ -56,4 +57,5 @@ __all__ = [
     "load_cluster",
     "measurements",
     "names",
+    "server_names",
 ]

@@ -14,7 +14,8 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from weft.errors import Unsupported, nearest
 from weft.machine.description import Machine
-from weft.machine.loading import check_value, from_table, load, names
+from weft.machine.loading import check_value, from_table, load, names, server_names, spelt_out
+from weft.machine.server import Server
 
 FAR = 30.0
 """A number is doubted if it is this many times above or below those of all known machines."""
@@ -48,7 +49,11 @@ class Remark:
 def check(table: Mapping[str, Any], name: str) -> tuple[Machine | None, list[Remark]]:
     """The machine, if the table makes one, and all that was found."""
     whole = {"name": name, **table}
-    found = list(_mistakes(Machine, whole, ""))
+    server = whole.get("server")
+    found = [] if server is None else list(_mistakes(Server, server, "server."))
+    if not found:
+        whole = spelt_out(whole, name)
+        found = list(_mistakes(Machine, whole, ""))
     if found:
         return None, found
     try:
@@ -151,7 +156,7 @@ def _doubts(machine: Machine) -> Iterator[Remark]:
 
 
 def _far_off(machine: Machine) -> Iterator[Remark]:
-    ranges = _ranges()
+    ranges = _ranges(machine.host is not None)
     for key, value in _numbers(machine):
         low, high = ranges.get(key, (0.0, 0.0))
         if high == 0.0 or value == 0.0 or key.startswith("host."):
@@ -182,10 +187,11 @@ def _unit_hint(key: str, value: float, low: float, high: float) -> str:
 
 
 @lru_cache
-def _ranges() -> dict[str, tuple[float, float]]:
-    """The least and the most that the machines of weft have, by key; zeros do not count."""
+def _ranges(servers: bool) -> dict[str, tuple[float, float]]:
+    """The least and the most that the machines of weft of the same kind have, by key; zeros do not
+    count."""
     found: dict[str, tuple[float, float]] = {}
-    for name in names():
+    for name in server_names() if servers else names():
         for key, value in _numbers(load(name)):
             if value == 0.0:
                 continue

@@ -14,9 +14,11 @@ from weft.dtype import DTYPES
 from weft.errors import Unsupported, nearest
 from weft.machine import calibrated
 from weft.machine.description import Bounds, Machine
+from weft.machine.server import Server, merged, with_server
 from weft.machine.toml_file import read_toml
 
 _FOLDER = Path(__file__).parent
+_SERVERS = _FOLDER / "servers"
 _MOST = 1e30
 """More than any number of a machine or a model."""
 
@@ -24,14 +26,28 @@ Kind = TypeVar("Kind")
 
 
 def names() -> list[str]:
-    """The names of the machines that come with weft."""
+    """The names of the nodes of devices that come with weft."""
     return sorted(path.stem for path in _FOLDER.glob("*.toml"))
+
+
+def server_names() -> list[str]:
+    """The names of the CPU servers that come with weft."""
+    return sorted(path.stem for path in _SERVERS.glob("*.toml"))
+
+
+def all_names() -> list[str]:
+    """The names of all machines that come with weft."""
+    return [*names(), *server_names()]
+
+
+def _shipped_file(name: str) -> Path:
+    return (_FOLDER if name in names() else _SERVERS) / f"{name}.toml"
 
 
 def file_of(name_or_path: str) -> Path:
     """The file that describes a machine, by its name or path."""
-    if name_or_path in names():
-        return _FOLDER / f"{name_or_path}.toml"
+    if name_or_path in all_names():
+        return _shipped_file(name_or_path)
     load(name_or_path)  # says what is wrong with it
     return calibrated.path() if name_or_path == calibrated.NAME else Path(name_or_path)
 
@@ -42,7 +58,7 @@ def load(name_or_path: str | Path) -> Machine:
     text = str(name_or_path)
     if text == calibrated.NAME:
         return _calibrated()
-    if isinstance(name_or_path, str) and text in names():
+    if isinstance(name_or_path, str) and text in all_names():
         return _shipped(text)
     path = Path(name_or_path)
     if path.is_file():
@@ -50,8 +66,8 @@ def load(name_or_path: str | Path) -> Machine:
     if path.suffix == ".toml" or len(path.parts) > 1:
         raise Unsupported(f"There is no machine file {text}.")
     raise Unsupported(
-        f"There is no machine named {text!r}{nearest(text, [*names(), calibrated.NAME])};"
-        f" known are {', '.join(names())}, {calibrated.NAME} (this host, once calibrated),"
+        f"There is no machine named {text!r}{nearest(text, [*all_names(), calibrated.NAME])};"
+        f" known are {', '.join(all_names())}, {calibrated.NAME} (this host, once calibrated),"
         " and any TOML file by its path."
     )
 
@@ -71,11 +87,18 @@ def _calibrated() -> Machine:
 
 @lru_cache
 def _shipped(name: str) -> Machine:
-    return _read(_FOLDER / f"{name}.toml")
+    return _read(_shipped_file(name))
 
 
 def _read(path: Path) -> Machine:
     return from_table({"name": path.stem, **read_table(path)}, path.name)
+
+
+def spelt_out(table: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The tables of a machine: where there is a `[server]`, what follows from it."""
+    if "server" not in table:
+        return dict(table)
+    return with_server(table, _build(Server, table["server"], where, "server."))
 
 
 def read_table(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
@@ -85,25 +108,15 @@ def read_table(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     base = table.pop("base", None)
     if base is None:
         return table
-    found = _FOLDER / f"{base}.toml" if base in names() else path.parent / str(base)
+    found = _shipped_file(base) if base in all_names() else path.parent / str(base)
     if not found.is_file():
         raise Unsupported(
-            f"{path.name}: there is no base {base!r}{nearest(str(base), names())}; it is one of"
-            f" {', '.join(names())}, or a TOML file."
+            f"{path.name}: there is no base {base!r}{nearest(str(base), all_names())}; it is one of"
+            f" {', '.join(all_names())}, or a TOML file."
         )
     if found in above or found == path:
         raise Unsupported(f"{path.name}: base {base!r} leads back to itself.")
-    return _merged(read_table(found, (*above, path)), table)
-
-
-def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    found = dict(base)
-    for key, value in changes.items():
-        old = found.get(key)
-        if isinstance(old, Mapping) and isinstance(value, Mapping):
-            value = _merged(old, value)
-        found[key] = value
-    return found
+    return merged(read_table(found, (*above, path)), table)
 
 
 def build(kind: type[Kind], table: Mapping[str, Any], where: str) -> Kind:
@@ -114,7 +127,7 @@ def build(kind: type[Kind], table: Mapping[str, Any], where: str) -> Kind:
 
 def from_table(table: Mapping[str, Any], where: str = "machine") -> Machine:
     """A machine from nested dictionaries, e.g. measured ones, with the checks of a file."""
-    machine = _build(Machine, table, where, "")
+    machine = _build(Machine, spelt_out(table, where), where, "")
     assert isinstance(machine, Machine)
     _check_whole(machine, where)
     return machine

@@ -10,9 +10,10 @@ import inspect
 import re
 import textwrap
 from functools import lru_cache
+from types import ModuleType
 from typing import get_args, get_type_hints
 
-from weft.machine import description
+from weft.machine import description, server
 
 _SECTION = re.compile(r"\[\[?([a-z_.]+)\]\]?")
 _ENTRY = re.compile(r"([a-z_0-9]+) = ([^#]*)(?:# *(.*))?$")
@@ -24,7 +25,8 @@ HEAD = """\
 #
 # SI units: seconds, bytes, bytes per second, flops per second (1 GB/s is 1e9, 1 us is 1e-6).
 # Above each number stands what it means, behind it where {name}'s comes from. What matters most:
-# compute.units, compute.rate, memory.bandwidth, links.* and cores.protocols.
+# compute.units, compute.rate, memory.bandwidth, links.* and cores.protocols; or, of a CPU
+# server, all of [server].
 """
 
 
@@ -79,12 +81,17 @@ def meanings() -> dict[str, str]:
                     walk(inner, key + ".")
 
     walk(description.Machine, "")
+    walk(server.Server, "server.")
     return found
 
 
 def _comments() -> dict[tuple[str, str], str]:
     """By class and field, the comment behind the field."""
-    source = textwrap.dedent(inspect.getsource(description))
+    return {**_comments_in(description), **_comments_in(server)}
+
+
+def _comments_in(module: ModuleType) -> dict[tuple[str, str], str]:
+    source = textwrap.dedent(inspect.getsource(module))
     lines = source.splitlines()
     found = {}
     for node in ast.parse(source).body:

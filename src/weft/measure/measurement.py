@@ -23,6 +23,7 @@ from weft.measure.arms import arms_of
 from weft.measure.busyness import Company
 from weft.measure.launch import Report, launch
 from weft.measure.link_spec import LinkSpec, paced
+from weft.measure.stopping import stop_asked
 from weft.operation import Operation
 from weft.plan.tasks import Plannable
 from weft.run.explain import explain_plan
@@ -156,8 +157,11 @@ def measure(
     device: str = "cpu",
     auto: bool = False,
     report: Report | None = None,
+    stop: str | None = None,
 ) -> Measurement:
     """Starts the ranks and measures. `serial@dma` is always among the arms.
+
+    stop: the path of a file that ends the measurement after a round, from `stopping.stop_file`.
 
     auto: whether also calls with `schedule="auto"`, which has settled on a schedule before.
 
@@ -179,6 +183,7 @@ def measure(
         yardstick,
         device,
         auto,
+        stop,
         threads=threads,
         report=report,
     )
@@ -196,6 +201,7 @@ def _measure_rank(
     yardstick: tuple[int, int, int] | None,
     device: str,
     auto: bool,
+    stop: str | None,
 ) -> Measurement | None:
     finish = prepare_device(device)
     fabric = of(None, device)
@@ -215,7 +221,7 @@ def _measure_rank(
         arms[AUTO] = made.call(AUTO)
     arms = {name: finished(arm, finish) for name, arm in arms.items()}
     chosen = _settled(arms[AUTO], report) if auto else None
-    samples = interleaved(arms, repeat, report)
+    samples = interleaved(arms, repeat, report, stop=stop)
     timelines: dict[str, list[Timeline]] = {}
     for name in [*map(str, schedules), *([AUTO] if auto else [])]:
         report(1.0, f"recording {name}")
@@ -269,6 +275,7 @@ def interleaved(
     repeat: int,
     report: Report,
     before: Callable[[], None] | None = None,
+    stop: str | None = None,
 ) -> dict[str, list[float]]:
     """The seconds of every arm in every round, of the slowest rank. Collective.
 
@@ -285,6 +292,8 @@ def interleaved(
             if number >= 0:
                 samples[name].append(seconds)
         report((number + WARM_UP + 1) / (repeat + WARM_UP), f"round {max(number, 0) + 1}")
+        if number >= 0 and stop_asked(stop):
+            break
     own = torch.tensor([samples[name] for name in names], dtype=torch.float64)
     dist.all_reduce(own, dist.ReduceOp.MAX)
     return {name: row.tolist() for name, row in zip(names, own, strict=True)}

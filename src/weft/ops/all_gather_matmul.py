@@ -30,6 +30,7 @@ from weft.ops.operands import (
 from weft.ops.operator import Bound, Operator, register, run, session_for
 from weft.plan.all_gather_matmul import AllGatherMatmul
 from weft.run.call import Tensors
+from weft.run.results import empty_as
 from weft.run.session import Session
 from weft.schedule import Schedule
 from weft.select.decision import for_gradient
@@ -195,9 +196,9 @@ def _bind(
         def outputs(operation: Any) -> Tensors:
             made: Tensors = {}
             for i, n in enumerate(columns):
-                made[f"y{i}"] = x.new_empty((operation.m, n)) if outs is None else outs[i]
+                made[f"y{i}"] = empty_as(x, (operation.m, n)) if outs is None else outs[i]
             if return_gathered:
-                made["gathered"] = x.new_empty((operation.m, k))
+                made["gathered"] = empty_as(x, (operation.m, k))
             return made
 
         def result(made: Tensors) -> tuple[torch.Tensor | None, list[torch.Tensor]]:

@@ -32,6 +32,7 @@ from weft.ops.scaled import (
 )
 from weft.plan.all_gather_matmul import AllGatherMatmul
 from weft.run.call import Tensors
+from weft.run.results import empty_as
 from weft.run.session import Session
 from weft.schedule import Schedule
 
@@ -197,10 +198,9 @@ def _bind(
 
     def outputs(operation: Any) -> Tensors:
         made = {
-            f"y{i}": x.new_empty((operation.m, n), dtype=torch.float32)
-            for i, n in enumerate(columns)
+            f"y{i}": empty_as(x, (operation.m, n), torch.float32) for i, n in enumerate(columns)
         }
-        return {**made, "gathered": x.new_empty((operation.m, k))}
+        return {**made, "gathered": empty_as(x, (operation.m, k))}
 
     def result(made: Tensors) -> tuple[torch.Tensor, list[torch.Tensor]]:
         return made["gathered"], [made[f"y{i}"] for i in range(len(columns))]

@@ -22,6 +22,7 @@ from weft.plan.all_to_all_matmul import AllToAllMatmul
 from weft.plan.experts import weight_name
 from weft.plan.tasks import Plannable
 from weft.run.call import Tensors
+from weft.run.results import empty_as
 from weft.run.session import Session
 
 Made = tuple[torch.Tensor | None, list[torch.Tensor]]
@@ -53,11 +54,11 @@ def _bind(
         )
 
     def outputs(operation: Plannable) -> Tensors:
-        made = {f"y{i}": x.new_empty(m, n) for i, n in enumerate(columns)}
+        made = {f"y{i}": empty_as(x, (m, n)) for i, n in enumerate(columns)}
         if out is not None:
             made["y0"] = out
         if return_gathered:
-            made["gathered"] = x.new_empty(m, k)
+            made["gathered"] = empty_as(x, (m, k))
         return made
 
     def result(made: Tensors) -> Made:

@@ -33,6 +33,7 @@ from weft.ops.operator import Bound, Operator, register, run, session_for
 from weft.plan.all_to_all_matmul import AllToAllMatmul
 from weft.plan.tasks import Plannable
 from weft.run.call import Tensors
+from weft.run.results import empty_as
 from weft.run.session import Session
 from weft.schedule import Schedule
 
@@ -230,9 +231,9 @@ def _bind(
         out = rest[-1]
 
         def outputs(_: Plannable) -> Tensors:
-            made = {"y0": x.new_empty((m, n)) if out is None else out}
+            made = {"y0": empty_as(x, (m, n)) if out is None else out}
             if return_gathered:
-                made["gathered"] = x.new_empty((m, k))
+                made["gathered"] = empty_as(x, (m, k))
             return made
 
         def result(made: Tensors) -> tuple[torch.Tensor | None, torch.Tensor]:

@@ -14,6 +14,7 @@ from weft.ops.operands import check_operands, check_out, dtype_name
 from weft.ops.operator import Bound, Operator, register, run, session_for
 from weft.plan.concurrent import COLLECTIVES, Collective, Concurrent
 from weft.run.call import Tensors, check_tensor
+from weft.run.results import empty_as
 from weft.run.session import Session
 from weft.select.decide import Decision
 from weft.strategy import Strategy
@@ -82,8 +83,8 @@ def _bind(
 
     def outputs(operation: Any) -> Tensors:
         return {
-            "c": a.new_empty(operation.m, operation.n) if out is None else out,
-            "received": x.new_empty(operation.num_received(rank), operation.columns),
+            "c": empty_as(a, (operation.m, operation.n)) if out is None else out,
+            "received": empty_as(x, (operation.num_received(rank), operation.columns)),
         }
 
     same = (

@@ -29,6 +29,7 @@ from weft.ops.operands import (
 from weft.ops.operator import Bound, Operator, register
 from weft.plan.gather_contract import GatherContract, refuses
 from weft.run.call import check_tensor
+from weft.run.results import empty_as
 from weft.run.session import Session
 from weft.select.decide import inherited, requested
 
@@ -56,7 +57,7 @@ def _bind(
         return Operands(
             inputs,
             lambda made: [made[f"g{i}"] for i in range(len(columns))],
-            lambda _: {f"g{i}": a.new_empty(k, n) for i, n in enumerate(columns)},
+            lambda _: {f"g{i}": empty_as(a, (k, n)) for i, n in enumerate(columns)},
         )
 
     same = (

@@ -30,6 +30,7 @@ from weft.plan.tasks import Plannable
 from weft.run import session as sessions
 from weft.run.call import CHOSEN, Combine, Request, Tensors, carry_out
 from weft.run.ranges import profiled, range_of
+from weft.run.results import empty
 from weft.run.session import Session
 from weft.schedule import Schedule
 from weft.select import auto
@@ -351,13 +352,7 @@ def _stored(
     if not in_kernel(fabric, schedule):
         # Copy engines write contiguous rows.
         given = out if out is not None and out.is_contiguous() else None
-        return (
-            lambda _: {
-                "y": torch.empty(shape, dtype=dtype, device=fabric.device)
-                if given is None
-                else given
-            }
-        ), {}
+        return (lambda _: {"y": empty(shape, dtype, fabric.device) if given is None else given}), {}
     if output is None:
         output = fabric.memory.output(shape, dtype, out)
     else:

@@ -44,11 +44,11 @@ def lower(operation: Scattering, schedule: Schedule) -> Plan:
     """The plan of all ranks, with one launch per rank."""
     refuse_impossible(schedule, in_kernel=True)
     builder = Builder(operation, schedule)
-    if operation.world == 1:
-        _alone(builder, operation)
-        return builder.plan()
     if operation.summed:
         _all_reduce(builder, operation, schedule.depth)
+    elif operation.world == 1:
+        _alone(builder, operation)
+        return builder.plan()
     else:
         _all_to_all(builder, operation, schedule.depth)
     return builder.plan(one_launch=True)
@@ -109,7 +109,8 @@ def _all_reduce(builder: Builder, op: Scattering, depth: int | None) -> None:
     world, n, m = op.world, op.n, sum(op.sizes(0))
     columns = split(n, world)
     first = starts(columns)
-    depth = depth or min(MAX_SLICES, -(-columns[0] // SLICE_COLUMNS) or 1)
+    if depth is None:  # slices are for peers to start early
+        depth = min(MAX_SLICES, -(-columns[0] // SLICE_COLUMNS) or 1) if world > 1 else 1
     result = result_dtype(op)
     dtype = accumulator(result)
     xs = [builder.add_buffer("x", r, m, op.inner[r], "input") for r in range(world)]

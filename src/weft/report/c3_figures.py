@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from weft.report.explore_figures import EQUAL, FASTER, IDEAL_COLOUR, SLOWER
+from weft.report.explore_figures import EQUAL, FASTER, IDEAL_COLOUR, ON_SHADES, SLOWER
 from weft.report.figures import Spec
 from weft.report.units import duration, scaled
 from weft.study.c3.cases import KINDS
@@ -28,14 +28,10 @@ def two_lines(name: str) -> str:
     return name.replace("+", "+<br>")
 
 
-def _inside(percent: float) -> str:
-    """The text inside a bar; none in a short bar, where dots would cover it."""
-    return f"{percent:.0f} %" if percent >= 25.0 else ""
-
-
 def ladder(study: Study) -> Spec:
-    """Share of the possible gain per strategy, from top to bottom: a bar for the mean, a dot for
-    each kind of scenario, and a stroke for the published value of the real machine."""
+    """Share of the possible gain per strategy, from top to bottom: a bar for the mean, with its
+    value beside the name, where no dot covers it; a dot for each kind of scenario, and a stroke for
+    the published value of the real machine."""
     means = study.means()
     rows = list(range(len(means)))
     data: list[Spec] = [
@@ -46,10 +42,6 @@ def ladder(study: Study) -> Spec:
             "x": [round(mean.percent_of_ideal, 2) for mean in means],
             "width": 0.62,
             "marker": {"color": _BARS},
-            "text": [_inside(mean.percent_of_ideal) for mean in means],
-            "textposition": "inside",
-            "insidetextanchor": "start",
-            "textfont": {"color": "#ffffff"},
             "hovertemplate": "mean <b>%{x:.1f} %</b><extra></extra>",
         }
     ]
@@ -69,7 +61,7 @@ def ladder(study: Study) -> Spec:
             **_plain(),
             "hovermode": "closest",
             "xaxis": {"title": {"text": "share of the possible gain, %"}, "fixedrange": True},
-            "yaxis": _names([mean.name for mean in means]),
+            "yaxis": _names([f"{m.name}  <b>{m.percent_of_ideal:.0f} %</b>" for m in means]),
             "shapes": [_upright(100.0)],
         },
     }
@@ -133,7 +125,7 @@ def heat_map(study: Study) -> tuple[Spec, int]:
                 "showscale": False,
                 "text": [["" if p is None else f"{p:z.0f}" for p in row] for row in percents],
                 "texttemplate": "%{text}",
-                "textfont": {"size": 11},
+                "textfont": {"size": 11, "color": ON_SHADES},
                 "customdata": [[_said(scenario, name) for name in names] for scenario in scenarios],
                 "hovertemplate": "%{customdata}<extra></extra>",
             }
@@ -210,7 +202,8 @@ def partitions(study: Study) -> Spec:
                 "marker": {"size": 5},
                 "opacity": 0.8,
                 "customdata": [scenario.case.label] * len(outcomes),
-                "hovertemplate": "%{customdata}, %{x} units: <b>%{y:.0f} %</b><extra></extra>",
+                "hovertemplate": "%{customdata}, %{x} compute units: <b>%{y:.0f} %</b>"
+                "<extra></extra>",
             }
         )
     sizes = sorted({x for one in data for x in one["x"]})
@@ -246,7 +239,7 @@ def _lines(lines: Mapping[str, tuple[Sequence[int], Sequence[float]]], label: st
                 "y": [round(value, 4) for value in y],
                 "line": {"color": UNIT_COLOURS[name], "width": 2},
                 "marker": {"size": 7},
-                "hovertemplate": f"{name}, %{{x}} units: <b>%{{y:.2f}}x</b><extra></extra>",
+                "hovertemplate": f"{name}, %{{x}} compute units: <b>%{{y:.2f}}x</b><extra></extra>",
             }
             for name, (x, y) in lines.items()
         ],

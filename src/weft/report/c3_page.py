@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from weft.operation import ranks_label
 from weft.report import c3_figures as figures
 from weft.report import cells
 from weft.report.page import Page
@@ -96,9 +97,10 @@ def summary_of(study: Study) -> str:
     first, last = study.means()[0], study.means()[-1]
     how = "measured" if study.measured else "simulated"
     said = (
-        f"On {study.world} ranks of {study.title} ({how}), independent GEMMs and collectives reach "
-        f"{first.percent_of_ideal:.0f} % of the possible gain as they come ({first.name}) and "
-        f"{last.percent_of_ideal:.0f} % under {last.name}, up to {last.most:.2f}x over serial."
+        f"On {ranks_label(study.world)} of {study.title} ({how}), independent GEMMs and "
+        f"collectives reach {first.percent_of_ideal:.0f} % of the possible gain as they come "
+        f"({first.name}) and {last.percent_of_ideal:.0f} % under {last.name}, up to "
+        f"{last.most:.2f}x over serial."
     )
     if "dma" in means:
         said += (

@@ -127,7 +127,7 @@ def write_characterize_page(path: str | os.PathLike[str], found: Characterizatio
     )
     for title, text, losses in sections:
         page.section(title, text)
-        page.legend({name: COLOURS[name] for name in losses})
+        page.legend({name: COLOURS[name] for name in losses}, symbols=_symbols(losses))
         for label, measure in AGAINST.items():
             page.figure(_scatter(found, losses, label, measure), height=330)
     page.section(
@@ -135,6 +135,11 @@ def write_characterize_page(path: str | os.PathLike[str], found: Characterizatio
     )
     page.table(HEADERS, rows_of(found))
     return page.write(path)
+
+
+def _symbols(losses: Losses) -> dict[str, str]:
+    """The marker of each loss; those of 64 parts, and of copies by cores, are open."""
+    return {name: _SYMBOLS[number % 4] for number, name in enumerate(losses)}
 
 
 def _scatter(
@@ -147,6 +152,7 @@ def _scatter(
         for c in ordered
     ]
     most = max((loss(c) for c in ordered for loss in losses.values()), default=0.0)
+    symbols = _symbols(losses)
     ticks = _WIDE_TICKS if most > 3.0 else _FINE_TICKS
     return {
         "data": [
@@ -155,11 +161,11 @@ def _scatter(
                 "mode": "markers",
                 "x": [measure(c) for c in ordered],
                 "y": [round(1.0 + loss(c), 5) for c in ordered],
-                "marker": {"color": COLOURS[name], "size": 9, "symbol": _SYMBOLS[number % 4]},
+                "marker": {"color": COLOURS[name], "size": 9, "symbol": symbols[name]},
                 "customdata": hover,
                 "hovertemplate": f"<b>{name}: %{{y:.3~g}}x</b><br>%{{customdata}}<extra></extra>",
             }
-            for number, (name, loss) in enumerate(losses.items())
+            for name, loss in losses.items()
         ],
         "layout": {
             "showlegend": False,

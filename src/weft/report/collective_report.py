@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import groupby
 
+from weft.operation import ranks_label
 from weft.report.cells import Cell
 from weft.report.units import byte_size, duration
 from weft.study.collective_comparison import Comparison
@@ -64,7 +65,7 @@ def verdict(found: Comparison) -> str:
         same = list(run)
         low, high = (byte_size(found.collectives[i].total_bytes) for i in (same[0], same[-1]))
         parts.append(f"{name} at {low}" if low == high else f"{name} from {low} to {high}")
-    where = f"{found.world} ranks of {found.place.name}"
+    where = f"{ranks_label(found.world)} of {found.place.name}"
     text = f"Fastest for {found.kind} on {where}: {', '.join(parts)}."
     against = _against_cores(found)
     return text if against is None else f"{text} {against}"

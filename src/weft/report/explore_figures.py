@@ -30,7 +30,9 @@ COMPARED = (
     ("adaptive@dma", "#009e73"),
     ("shard-p2p@dma", "#d55e00"),
 )
-SLOWER, EQUAL, FASTER = "#c8500a", "#eceff1", "#005f9e"
+SLOWER, EQUAL, FASTER = "#f0935a", "#f1f3f5", "#6cb0de"
+ON_SHADES = "#1d2127"
+"""The colour of numbers on these three and all between them, which are light enough for it."""
 
 PICKS = "scenario"
 """The list in which a click into the heat map chooses."""
@@ -58,6 +60,7 @@ def heat_map(exploration: Exploration) -> tuple[Spec, int, int]:
     scenarios = exploration.scenarios
     schedules = schedules_of(scenarios)
     labels = [scenario.shape.label for scenario in scenarios]
+    ticks_below = [_with_layer(scenario) for scenario in scenarios]
     speedups = [[_speedup(scenario, schedule) for scenario in scenarios] for schedule in schedules]
     shades = [[None if s is None else log2(s) for s in row] for row in speedups]
     least = min((z for row in shades for z in row if z is not None), default=0.0)
@@ -90,7 +93,7 @@ def heat_map(exploration: Exploration) -> tuple[Spec, int, int]:
             "margin": {"l": 8, "r": 8, "t": 10, "b": 30},
             "meta": {"picks": PICKS},
             "dragmode": False,
-            "xaxis": _categories(labels, tickangle=_angle(labels)),
+            "xaxis": _categories(ticks_below, tickangle=_angle(ticks_below)),
             "yaxis": {
                 **_categories([escape(schedule.name) for schedule in schedules]),
                 "range": [len(schedules) - 0.5, -0.5],
@@ -103,8 +106,8 @@ def heat_map(exploration: Exploration) -> tuple[Spec, int, int]:
             ["" if speedup is None else f"{speedup:.2f}" for speedup in row] for row in speedups
         ]
         spec["data"][0]["texttemplate"] = "%{text}"
-        spec["data"][0]["textfont"] = {"size": 11}
-    return spec, 24 * len(schedules) + 60, 240 + 40 * min(len(labels), 200)
+        spec["data"][0]["textfont"] = {"size": 11, "color": ON_SHADES}
+    return spec, 24 * len(schedules) + 60 + _slanted(ticks_below), 240 + 40 * min(len(labels), 200)
 
 
 def bars(exploration: Exploration) -> tuple[Spec, int]:
@@ -192,7 +195,7 @@ def where(scenario: Scenario) -> tuple[Spec, int]:
         "data": data,
         "layout": {
             "barmode": "overlay",
-            "margin": {"l": 8, "r": 14, "t": 24, "b": 40},
+            "margin": {"l": 8, "r": 72, "t": 24, "b": 40},
             "showlegend": False,
             "dragmode": False,
             "xaxis": {
@@ -215,7 +218,7 @@ def where(scenario: Scenario) -> tuple[Spec, int]:
 def axis_end(scenario: Scenario) -> float:
     """The end of time axes in seconds. A few very slow schedules should not shrink all others."""
     longest = max((outcome.seconds for outcome in scenario.outcomes), default=0.0)
-    return 1.18 * min(max(longest, scenario.serial), 1.15 * scenario.serial)
+    return 1.05 * min(max(longest, scenario.serial), 1.15 * scenario.serial)
 
 
 def known(scenario: Scenario, name: str) -> ScheduleOutcome | None:
@@ -282,6 +285,17 @@ def _angle(labels: Sequence[str]) -> int:
     return 0 if max(map(len, labels), default=0) <= 4 else -50
 
 
+def _slanted(labels: Sequence[str]) -> int:
+    """The pixels below an axis that slanted labels need."""
+    return round(4.6 * max(map(len, labels), default=0)) if _angle(labels) else 0
+
+
+def _with_layer(scenario: Scenario) -> str:
+    """The label of a scenario, and the layer that its note names, without what is in brackets."""
+    layer = scenario.shape.note.split(" (")[0]
+    return escape(f"{scenario.shape.label} {layer}" if layer else scenario.shape.label)
+
+
 def _categories(labels: Sequence[str], **more: Any) -> Spec:
     return {
         "tickvals": list(range(len(labels))),
@@ -317,15 +331,16 @@ def _line(seconds: float) -> Spec:
 
 
 def _time(row: int, seconds: float, edge: float) -> Spec:
-    """The time of a schedule, after its bar, or at the edge if the bar is cut off."""
-    over = seconds > 0.98 * edge
+    """The time of a schedule, in a column beside the bars, where no width of the screen cuts it
+    off. An arrow says that the bar ends outside."""
     return {
-        "x": 1e3 * (edge if over else seconds),
+        "x": 1,
+        "xref": "paper",
         "y": row,
-        "xanchor": "right" if over else "left",
+        "xanchor": "left",
         "showarrow": False,
-        "text": f"<b>{duration(seconds)} ▸</b>" if over else duration(seconds),
-        "font": {"size": 11, **({"color": "#1d2127"} if over else {})},
+        "text": f"▸ {duration(seconds)}" if seconds > edge else f" {duration(seconds)}",
+        "font": {"size": 11},
     }
 
 

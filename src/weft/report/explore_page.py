@@ -21,6 +21,7 @@ from weft.report.explore_figures import (
 )
 from weft.report.page import Page
 from weft.report.units import duration, share
+from weft.schedule import Schedule
 from weft.study.exploration import Exploration, Scenario
 from weft.timeline import Timeline
 
@@ -41,6 +42,7 @@ HEADERS = (
     "adaptive",
     "shard-p2p",
 )
+_THE_BEST = "the best"
 
 
 def rows_of(exploration: Exploration) -> list[list[cells.Cell]]:
@@ -55,13 +57,17 @@ def rows_of(exploration: Exploration) -> list[list[cells.Cell]]:
             scenario.best.schedule.name,
             f"{scenario.best.speedup:.2f}x",
             share(scenario.best.percent_of_ideal),
-            None if scenario.auto is None else scenario.auto.outcome.schedule.name,
+            None if scenario.auto is None else _chosen(scenario, scenario.auto.outcome.schedule),
             None if scenario.auto is None else f"{scenario.auto.outcome.speedup:.2f}x",
             _times(scenario, "adaptive@dma"),
             _times(scenario, "shard-p2p@dma"),
         ]
         for scenario in exploration.scenarios
     ]
+
+
+def _chosen(scenario: Scenario, schedule: Schedule) -> str:
+    return _THE_BEST if schedule == scenario.best.schedule else schedule.name
 
 
 def summary_of(exploration: Exploration) -> str:

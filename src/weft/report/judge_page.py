@@ -18,6 +18,10 @@ NAMES = {
 }
 COLOURS = {"heuristic": "#0072b2", "fixed": "#009e73", "paper": "#d55e00"}
 MOST_MISSES = 100
+MISSED = 0.02
+"""A choice that is slower than the best by more than this share counts as a miss."""
+FEWEST = 10
+"""With fewer scenarios, nothing is said about a kind of shape."""
 
 
 def judged(judgement: Judgement) -> str:
@@ -37,7 +41,7 @@ def judged(judgement: Judgement) -> str:
 
 def judgement_page(path: str | os.PathLike[str], judgement: Judgement) -> Path:
     """Writes the page atomically."""
-    title = f"How good schedule=auto chooses on {judgement.machine}, seed {judgement.seed}"
+    title = f"How close auto's choice comes to the best schedule on {judgement.machine}"
     page = Page(title, judged(judgement))
     page.section(
         "Slower than best",
@@ -72,6 +76,11 @@ def judgement_page(path: str | os.PathLike[str], judgement: Judgement) -> Path:
         ),
         rows,
     )
+    page.text(
+        f"Scenarios are random layers, drawn with seed {judgement.seed}: the same seed draws the "
+        "same ones."
+    )
+    _kinds(page, judgement)
     _misses(page, judgement)
     return page.write(path)
 
@@ -104,8 +113,59 @@ def _regrets(judgement: Judgement) -> Spec:
     }
 
 
+def kind_rows(judgement: Judgement) -> list[list[cells.Cell]]:
+    """Per kind of shape: how many there are, how many are missed by more than 2 %, their share, and
+    the mean distance from the best. Each scenario is in one kind of each sort."""
+    members: dict[str, list[float]] = {}
+    for verdict in judgement.verdicts:
+        for kind in _kinds_of(verdict):
+            members.setdefault(kind, []).append(verdict.regret("heuristic"))
+    return [
+        [
+            kind,
+            len(found),
+            sum(regret > MISSED for regret in found),
+            f"{100 * sum(regret > MISSED for regret in found) / len(found):.0f} %",
+            f"{100 * sum(found) / len(found):.2f} %",
+        ]
+        for kind, found in sorted(members.items())
+    ]
+
+
+def most_missed(judgement: Judgement) -> str:
+    """In which kind of shape misses are the most frequent, in one sentence."""
+    rows = [row for row in kind_rows(judgement) if int(row[1] or 0) >= FEWEST and row[2]]
+    if not rows:
+        return f"No kind of shape with {FEWEST} scenarios or more is missed."
+    kind, count, missed, *_ = max(rows, key=lambda row: int(row[2] or 0) / int(row[1] or 1))
+    return f"Most often missed by more than 2 %: {kind}, in {missed} of {count} scenarios."
+
+
+def _kinds_of(verdict: Verdict) -> list[str]:
+    drawn = verdict.drawn
+    rows = sum(drawn.operation.rows)
+    size = "fewer than 1,024" if rows < 1024 else "1,024 to 16,383" if rows < 16384 else "16,384 up"
+    world = drawn.operation.world
+    best = verdict.seconds[verdict.best("heuristic")]
+    length = "under 0.1 ms" if best < 1e-4 else "0.1 to 1 ms" if best < 1e-3 else "1 ms up"
+    return [
+        f"rows of A: {size}",
+        f"ranks: {'2 to 4' if world <= 4 else '5 up'}",
+        f"links: {drawn.link or f'{drawn.link_speed:g}x'}",
+        f"time of the best: {length}",
+    ]
+
+
+def _kinds(page: Page, judgement: Judgement) -> None:
+    page.section("Which kinds of shape miss", most_missed(judgement))
+    page.table(
+        ("kind", "scenarios", "missed by more than 2 %", "share", "slower than best, mean"),
+        kind_rows(judgement),
+    )
+
+
 def _misses(page: Page, judgement: Judgement) -> None:
-    missed = [verdict for verdict in judgement.verdicts if verdict.regret("heuristic") > 0.02]
+    missed = [verdict for verdict in judgement.verdicts if verdict.regret("heuristic") > MISSED]
     missed.sort(key=lambda verdict: -verdict.regret("heuristic"))
     if not missed:
         page.section("Misses", "No choice is more than 2 % slower than the best.")

@@ -1,7 +1,7 @@
 // Draws the figures of a page in the reader's light or dark theme, zooms all timelines together, lays
 // two of them over each other, and shows the panel that is chosen. Each figure is JSON in a script
-// element beside its plot.
-(() => {
+// element of its own; if they are large, one element has all of them, compressed.
+(async () => {
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const touch = matchMedia("(pointer: coarse)").matches;
   // Without a mouse the buttons of a chart are always there, and need a line of their own.
@@ -76,8 +76,24 @@
     return Boolean(layout && layout.meta && layout.meta.gantt);
   }
 
+  const packed = document.querySelector("script[data-figures]");
+  let unpacked = null;
+
+  async function unpack() {
+    if (!window.DecompressionStream) {
+      const said = document.createElement("p");
+      said.textContent = "The figures of this page need a browser of 2023 or later.";
+      document.querySelector("h1").after(said);
+      return;
+    }
+    const bytes = Uint8Array.from(atob(packed.textContent), (letter) => letter.charCodeAt(0));
+    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+    unpacked = await new Response(stream).json();
+  }
+
   function spec(id) {
-    const figure = JSON.parse(document.querySelector(`script[data-figure="${id}"]`).textContent);
+    const figure = JSON.parse(unpacked ? unpacked[id]
+      : document.querySelector(`script[data-figure="${id}"]`).textContent);
     if (!isGantt(figure)) return figure;
     const { meta } = figure.layout;
     for (const trace of figure.data) {
@@ -251,6 +267,8 @@
     box.scrollIntoView({ behavior: "smooth" });
   }
 
+  if (packed) await unpack();
+  if (packed && !unpacked) return;
   const overlays = new Map([...document.querySelectorAll(".overlay")].map(setUpOverlay));
   const plots = [...document.querySelectorAll(".plot")];
   document.querySelectorAll(".choices").forEach(setUpChoices);

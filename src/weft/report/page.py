@@ -1,20 +1,22 @@
 """Offline HTML pages: sections of text, facts, tables and interactive figures in one file.
 
-A page contains everything it needs, including plotly.js, so it opens without a network.
+A page contains everything it needs, including plotly.js, so it opens without a network and can be
+mailed. The library is trimmed to 1 MB by docs/generate/plotly_bundle.py.
     Page("title").section("Speedup").figure(spec, height=300).table(headers, rows).write("out.html")
 """
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
+from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from weft.errors import Unsupported
 from weft.files import write_atomically
 from weft.report import cells, figures, units
 from weft.report.palette import COLOURS, WAIT, fills_of
@@ -36,6 +38,10 @@ _MANY_LANES = 20
 """With more lanes than this, the chooser starts with one rank, and only one timeline is open."""
 
 
+PACKED_ABOVE = 200_000
+"""The characters of all figures together, above which they are compressed."""
+
+
 class PlotlyFigure(Protocol):
     """The part of `plotly.graph_objects.Figure` that a page needs."""
 
@@ -48,7 +54,8 @@ class Page:
     def __init__(self, title: str, summary: str = "") -> None:
         self.title = title
         self._parts: list[str] = []
-        self._num_figures = 0
+        self._figures: dict[str, str] = {}
+        """The specification of each figure as JSON, by the id of its element."""
         self._open = False
         if summary:
             self._parts.append(f'<p class="summary">{escape(summary)}</p>\n')
@@ -64,10 +71,17 @@ class Page:
         self._parts.append(f"<p>{escape(text)}</p>\n")
         return self
 
-    def legend(self, colours: Mapping[str, str], faint: Sequence[str] = ()) -> Self:
-        """Names and their colours. Unlike a legend of plotly, it wraps on narrow screens."""
+    def legend(
+        self,
+        colours: Mapping[str, str],
+        faint: Sequence[str] = (),
+        symbols: Mapping[str, str] | None = None,
+    ) -> Self:
+        """Names and their colours. Unlike a legend of plotly, it wraps on narrow screens. symbols:
+        the markers of names, as plotly calls them: circle, circle-open, diamond, diamond-open."""
         items = "".join(
-            f'<li><i style="background:{colour}{";opacity:.2" if name in faint else ""}"></i>'
+            f'<li><i class="{(symbols or {}).get(name, "")}" style="background:{colour};'
+            f'border-color:{colour}{";opacity:.2" if name in faint else ""}"></i>'
             f"{escape(name)}</li>"
             for name, colour in colours.items()
         )
@@ -174,26 +188,23 @@ class Page:
 
     def write(self, path: str | os.PathLike[str]) -> Path:
         """Writes the page atomically."""
-        return write_atomically(path, self._document(plotly_js()))
+        return write_atomically(path, self._document())
 
     def _figure(
         self, figure: Mapping[str, Any] | PlotlyFigure, height: int, min_width: int
     ) -> tuple[str, str]:
-        self._num_figures += 1
-        id_ = f"figure-{self._num_figures}"
+        id_ = f"figure-{len(self._figures) + 1}"
         spec = dict(figure) if isinstance(figure, Mapping) else json.loads(figure.to_json() or "{}")
         if "layout" in spec:  # a Figure has its own template; the page has one for all
             spec["layout"] = {k: v for k, v in spec["layout"].items() if k != "template"}
         style = f"height:{height}px" + (f";min-width:{min_width}px" if min_width else "")
-        return (
-            f'<div class="scroll"><div class="plot" id="{id_}" style="{style}"></div></div>'
-            f'<script type="application/json" data-figure="{id_}">{_json(spec)}</script>'
-        ), id_
+        self._figures[id_] = _json(spec)
+        return f'<div class="scroll"><div class="plot" id="{id_}" style="{style}"></div></div>', id_
 
     def _close(self) -> str:
         return "</section>\n" if self._open else ""
 
-    def _document(self, plotly_js: str) -> Iterator[str]:
+    def _document(self) -> Iterator[str]:
         here = files("weft.report")
         css = here.joinpath("page.css").read_text("utf-8")
         js = here.joinpath("page.js").read_text("utf-8")
@@ -208,10 +219,22 @@ class Page:
         )
         yield from self._parts
         yield f"{self._close()}</main>\n"
-        if self._num_figures:
-            yield f"<script>{plotly_js}</script>\n"
+        if self._figures:
+            yield from _data(self._figures)
+            yield f"<script>{plotly_js()}</script>\n"
             yield f"<script>\nconst COLOURS = {_json(COLOURS)};\n{js}</script>\n"
         yield "</body>\n</html>\n"
+
+
+def _data(specs: Mapping[str, str]) -> Iterator[str]:
+    """The figures as JSON; if they are large, compressed together, which makes them eight times as
+    small: a page with many timelines should be small enough to be mailed."""
+    if sum(map(len, specs.values())) <= PACKED_ABOVE:
+        for id_, spec in specs.items():
+            yield f'<script type="application/json" data-figure="{id_}">{spec}</script>\n'
+        return
+    packed = gzip.compress(json.dumps(specs).encode(), mtime=0)
+    yield f'<script type="application/gzip" data-figures>{b64encode(packed).decode()}</script>\n'
 
 
 def _overlay(timelines: Sequence[Timeline], names: Sequence[str], ids: Sequence[str]) -> str:
@@ -245,9 +268,5 @@ def _json(value: object) -> str:
 
 
 def plotly_js() -> str:
-    """The plotly library as JavaScript."""
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError:
-        raise Unsupported("writing a page needs plotly: pip install plotly") from None
-    return str(get_plotlyjs())
+    """The plotly library as JavaScript, without the kinds of traces that no page draws."""
+    return files("weft.report").joinpath("plotly.min.js").read_text("utf-8")

@@ -17,6 +17,10 @@ HEADERS = (
     *("nodes", "devices", "plain\nms", "fused\nms", "saves", "slices"),
     *("exposed\nplain", "exposed\nfused", "effic.\nplain", "effic.\nfused"),
 )
+EFFICIENCY = (
+    "Efficiency is the work per device and second, relative to the fused step on the fewest nodes; "
+    "it can be a little above 100 %, where work of another size per device runs better."
+)
 PLAIN, FUSED, IDEAL = "#d55e00", "#0072b2", "#8a9bab"
 COMPUTING, WAITING, EXPOSED = "#8a9bab", "#c9d0d6", "#e69f00"
 
@@ -46,10 +50,24 @@ def rows_of(points: Sequence[Point]) -> list[list[cells.Cell]]:
 
 
 def efficiency(points: Sequence[Point], point: Point, fused: bool) -> float:
-    """The work per device and second, relative to the plain step on the fewest nodes."""
+    """The work per device and second, relative to the fused step on the fewest nodes."""
     first = points[0]
     seconds = point.fused.seconds if fused else point.plain.seconds
-    return first.plain.seconds / seconds * point.size / first.size
+    return first.fused.seconds / seconds * point.size / first.size
+
+
+def batch_of(result: Scaling) -> str:
+    """What the shared batch of strong scaling is sized for, in one sentence."""
+    last = result.of("strong")[-1]
+    workload, cluster = result.workload, result.cluster.with_nodes(last.nodes)
+    more = last.size / workload.module.size_of(workload.config, cluster, "weak")
+    if abs(more - 1.0) < 0.01:
+        return f"On {nodes_text(last.nodes)}, a device has as much work as in weak scaling."
+    than = f"{more:.3g} times the work" if more > 1 else f"{100 * more:.3g} % of the work"
+    return (
+        f"The whole batch is that of {workload.path.name}, however many nodes are asked for: on "
+        f"{nodes_text(last.nodes)}, a device has {than} of weak scaling."
+    )
 
 
 def summary_of(result: Scaling) -> str:
@@ -73,15 +91,17 @@ def write_scaling_page(path: str | os.PathLike[str], result: Scaling) -> Path:
     page = Page(f"{result.workload.name} on many nodes, simulated", summary_of(result))
     facts = {}
     for scaling in SCALINGS:
-        for point in result.of(scaling)[-1:]:
-            facts[f"{scaling}, {nodes_text(point.nodes)}: saves"] = f"{100 * point.saving:.1f} %"
-            facts[f"{scaling}: plain to fused"] = (
-                f"{duration(point.plain.seconds)} → {duration(point.fused.seconds)}"
-            )
+        points = result.of(scaling)
+        for last in points[-1:]:
+            where = f"{scaling}, {nodes_text(last.nodes)}"
+            kept = (100 * efficiency(points, last, fused) for fused in (False, True))
+            facts[f"{where}: efficiency, plain → fused"] = " → ".join(f"{e:.0f} %" for e in kept)
+            exposed = (duration(max(0.0, last.exposed(fused))) for fused in (False, True))
+            facts[f"{where}: exposed communication"] = " → ".join(exposed)
     page.facts(facts)
     for scaling in SCALINGS:
         if points := result.of(scaling):
-            _section(page, scaling, points)
+            _section(page, scaling, points, batch_of(result) if scaling == "strong" else "")
     last = result.points[len(result.of(result.points[0].scaling)) - 1]
     page.section(
         f"A step on {nodes_text(last.nodes)}",
@@ -89,7 +109,10 @@ def write_scaling_page(path: str | os.PathLike[str], result: Scaling) -> Path:
         "Lanes are the compute units, the links inside the node and the network.",
     )
     page.timelines(result.timelines(last))
-    page.section("All numbers", "Milliseconds; exposed is communication with idle compute units.")
+    page.section(
+        "All numbers",
+        f"Milliseconds; exposed is communication with idle compute units. {EFFICIENCY}",
+    )
     for scaling in SCALINGS:
         if points := result.of(scaling):
             page.table(
@@ -116,13 +139,14 @@ def assumptions(path: Path) -> list[list[cells.Cell]]:
     return rows
 
 
-def _section(page: Page, scaling: str, points: Sequence[Point]) -> None:
+def _section(page: Page, scaling: str, points: Sequence[Point], batch: str) -> None:
     text = (
         f"The batch is shared: {points[0].description} on {nodes_text(points[0].nodes)}, "
-        f"{points[-1].description} on {points[-1].nodes}. Ideally, twice the nodes halve the time."
+        f"{points[-1].description} on {points[-1].nodes}. Ideal: twice the nodes halve the time of "
+        f"the fused step on the fewest. {batch}"
         if scaling == "strong"
-        else f"Every device has the same work: {points[-1].description}. Ideally, the time stays "
-        "the same."
+        else f"Every device has the same work: {points[-1].description}. Ideal: the time of "
+        "the fused step on the fewest nodes."
     )
     page.section(f"{scaling.capitalize()} scaling", text)
     page.legend({"plain": PLAIN, "fused": FUSED, "ideal": IDEAL})
@@ -138,7 +162,7 @@ def _times(scaling: str, points: Sequence[Point]) -> Spec:
     nodes = [point.nodes for point in points]
     first = points[0]
     ideal = [
-        1e3 * first.plain.seconds * (first.nodes / n if scaling == "strong" else 1.0) for n in nodes
+        1e3 * first.fused.seconds * (first.nodes / n if scaling == "strong" else 1.0) for n in nodes
     ]
     arms = (
         ("plain", PLAIN, [1e3 * point.plain.seconds for point in points]),

@@ -17,6 +17,8 @@ class Explanation:
 
     `percent_of_ideal` needs recording. The ideal is the longer of the times in which this rank
     computed and communicated in this call; 100 means that the call took no longer than that.
+    `percent_of_gain` is the share of the possible gain: 0 if the call took as long as both one
+    after the other, 100 if it took no longer than the ideal; None if there was nothing to overlap.
     """
 
     operation: str
@@ -31,6 +33,7 @@ class Explanation:
     asked: str = ""
     """The schedule as the caller gave it; "auto" if it was chosen."""
     fabric: str = ""
+    percent_of_gain: float | None = None
 
     def __str__(self) -> str:
         return "\n".join([self.operation, *(f"  {name:9}  {said}" for name, said in self._rows())])
@@ -41,16 +44,18 @@ class Explanation:
 
     def _rows(self) -> list[tuple[str, str]]:
         moved = ", ".join(f"{n / 1e6:.2f} MB by {e}" for e, n in self.bytes_by_engine.items())
-        ideal = "unknown: call inside `with weft.record():` to find out"
-        if self.percent_of_ideal is not None:
-            ideal = f"{self.percent_of_ideal:.0f} %"
+        gain = "unknown: call inside `with weft.record():` to find out"
+        if self.percent_of_gain is not None:
+            gain = f"{self.percent_of_gain:.0f} % of the possible gain"
+        elif self.percent_of_ideal is not None:
+            gain = "nothing to overlap"
         return [
             ("schedule", f"{self.schedule} ({self._reason()})"),
             *([("fabric", self.fabric)] if self.fabric not in ("", "host") else []),
             ("took", f"{self.seconds * 1e3:.3f} ms in {self.num_tasks} tasks of this rank"),
             ("moved", moved or "nothing"),
             ("workspace", f"{self.workspace_bytes / 1e6:.2f} MB"),
-            ("of ideal", ideal),
+            ("gain", gain),
         ]
 
     def _reason(self) -> str:
@@ -69,11 +74,14 @@ def explain_plan() -> tuple[float, Explanation] | None:
 
 
 def _of_plan(done: Finished) -> Explanation:
-    percent = None
+    percent = gain = None
     if done.timeline.spans:
         compute = done.timeline.compute_seconds(done.rank)
         communication = done.timeline.communication_seconds(done.rank)
         percent = 100.0 * min(1.0, max(compute, communication) / done.seconds)
+        if possible := min(compute, communication):
+            saved = compute + communication - done.seconds
+            gain = 100.0 * min(1.0, max(0.0, saved / possible))
     return Explanation(
         operation=done.plan.operation.label,
         schedule=str(done.plan.schedule),
@@ -85,4 +93,5 @@ def _of_plan(done: Finished) -> Explanation:
         percent_of_ideal=percent,
         asked=done.asked,
         fabric=done.fabric,
+        percent_of_gain=gain,
     )

@@ -194,7 +194,7 @@ def gemms(
     if tiling is None:
         half = compute.saturation
         assert half is not None, "the loader checks that a description has tiles or saturation"
-        if machine.host is not None:
+        if not machine.limited_by_memory:
             element = stored = 0  # the measured rates include memory
         axes, found = corrections(machine, dtype)
         return _rule.Rated(

@@ -99,7 +99,7 @@ class HostEvents(Queues[HostWork]):
             for part in task.parts:
                 dtype = self._plan.buffer[part.a.key].dtype
                 m, n = part.c.rows, part.c.columns
-                core += gemm(machine, m, n, part.b.rows, dtype).compute_seconds
+                core += self._product(m, n, part.b.rows, dtype)
             return self._in_place(task, core)
         if not isinstance(task, Matmul):
             read = sum(map(self._plan.num_bytes, task.sources))
@@ -110,15 +110,22 @@ class HostEvents(Queues[HostWork]):
             core = moving + len(task.sources) * self._host.region
             return self._in_place(task, core)
         dtype = self._plan.buffer[task.a.key].dtype
-        core = gemm(machine, task.c.rows, task.c.columns, task.inner, dtype).compute_seconds
+        core = self._product(task.c.rows, task.c.columns, task.inner, dtype)
         return self._in_place(task, core)
 
+    def _product(self, m: int, n: int, k: int, dtype: str) -> float:
+        cost = gemm(self._machine, m, n, k, dtype)
+        if not self._machine.limited_by_memory:
+            return cost.compute_seconds
+        return max(cost.compute_seconds, cost.memory_seconds)
+
     def _in_place(self, task: AnyTask, core: float) -> HostWork:
-        """A task of the compute lane that waits until its regions of peers are transferred."""
+        """A task of the compute lane that waits until its regions of peers are transferred. Many
+        threads together can be faster than a link that no copying thread fills."""
         links = self._machine.links
         read = [(r, r.rank, task.rank) for r in task.reads() if r.rank != task.rank]
         written = [(r, task.rank, r.rank) for r in task.writes() if r.rank != task.rank]
-        if not (read or written) or not self._linked:
+        if not (read or written) or not (self._linked or self._host.threads > 1):
             return self._kernel(core, 0.0, ())
         region, source, target = (read + written)[0]
         link = self._plan.num_bytes(region) / links.to_one_peer() + links.latency

@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 
 from weft.dtype import MULTIPLIED
 from weft.errors import Unsupported, nearest
-from weft.machine import Machine, calibrated, load, names
+from weft.machine import Machine, all_names, calibrated, load
 from weft.operation import find
 from weft.plan.tasks import Plannable
 from weft.schedule import Schedule
@@ -142,7 +142,7 @@ class State:
 
 def machine_names() -> list[str]:
     """The machines that come with weft, and this host if it is calibrated."""
-    return [*names(), *([calibrated.NAME] if calibrated.path().is_file() else [])]
+    return [*all_names(), *([calibrated.NAME] if calibrated.path().is_file() else [])]
 
 
 def _text(value: object) -> str:

@@ -19,6 +19,7 @@ from math import ceil
 from typing import Any
 
 from weft.dtype import ITEM_BYTES, NARROW, accumulator
+from weft.errors import keeping
 from weft.machine import Machine
 from weft.measure.launch import Report
 from weft.operation import split
@@ -101,12 +102,17 @@ def characterize(
     if shapes is None:
         rates = machine.compute.rate
         shapes = shapes_of(GRID, "bfloat16" if "bfloat16" in rates else next(iter(rates)))
-    characters = []
-    for number, shape in enumerate(shapes):
-        if report is not None:
-            report(number / len(shapes), shape.label)
-        characters.append(_simulated(machine, shape))
-    return Characterization(machine.name, machine.title, False, tuple(characters))
+    characters: list[Character] = []
+
+    def found() -> Characterization:
+        return Characterization(machine.name, machine.title, False, tuple(characters))
+
+    with keeping(lambda: found() if characters else None):
+        for number, shape in enumerate(shapes):
+            if report is not None:
+                report(number / len(shapes), shape.label)
+            characters.append(_simulated(machine, shape))
+    return found()
 
 
 def _simulated(machine: Machine, shape: Shape) -> Character:

@@ -20,6 +20,7 @@ from weft.dtype import ITEM_BYTES
 from weft.fabric import Fabric, Link, of
 from weft.fabric.host.probe import EngineCopies, Strip
 from weft.measure.launch import Report, launch
+from weft.measure.stopping import stop_asked
 from weft.study.characterization import (
     CUTS,
     DRIVERS,
@@ -47,19 +48,25 @@ Arm = Callable[[], float]
 
 
 def characterize_host(
-    shapes: Sequence[Shape] | None = None, repeat: int = REPEAT, report: Report | None = None
+    shapes: Sequence[Shape] | None = None,
+    repeat: int = REPEAT,
+    report: Report | None = None,
+    stop: str | None = None,
 ) -> Characterization:
-    """Measures the losses of shapes (default: `GRID`) on this host."""
+    """Measures the losses of shapes (default: `GRID`) on this host. stop: the path of a file that
+    ends it after a shape, from `stopping.stop_file`."""
     shapes = shapes_of(GRID, "float32") if shapes is None else shapes
-    found: list[Character] = launch(WORLD, _measure, list(shapes), repeat, report=report)[0]
+    found: list[Character] = launch(WORLD, _measure, list(shapes), repeat, stop, report=report)[0]
     title = f"this host, {WORLD} ranks of one thread"
     return Characterization("cpu", title, True, tuple(found))
 
 
-def _measure(report: Report, shapes: list[Shape], repeat: int) -> list[Character]:
+def _measure(report: Report, shapes: list[Shape], repeat: int, stop: str | None) -> list[Character]:
     fabric = of(None)
     characters = []
     for number, shape in enumerate(shapes):
+        if number and stop_asked(stop):
+            break
         report(number / len(shapes), shape.label)
         arms, times = _arms(fabric, shape)
         samples = _rounds(arms, repeat)

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from weft import html
-from weft.errors import Unsupported
+from weft.errors import Unsupported, keeping
 from weft.machine import Machine
 from weft.operation import find, ranks_label
 from weft.plan.tasks import AnyTask, Copy, Plan, Plannable
@@ -166,6 +166,7 @@ def explore(
     auto: whether also the choice of `schedule="auto"`; by default if all schedules are simulated.
     Shapes are unsharded: every rank has N / world columns of B, rounded up. A schedule whose
     workspace does not fit is left out, with the reason. A shape that does not fit is an error.
+    Ctrl-C raises `Stopped` with the shapes that were finished.
     """
     if world < 1:
         raise Unsupported(f"there must be at least 1 rank, not {world}")
@@ -183,8 +184,12 @@ def explore(
         raise Unsupported("there are no shapes to explore")
     kind = find(operation_name)
     with_auto = schedules is None if auto is None else auto
-    scenarios = []
-    with _uncollected():
+    scenarios: list[Scenario] = []
+
+    def found() -> Exploration:
+        return Exploration(machine, operation_name, world, tuple(scenarios))
+
+    with _uncollected(), keeping(lambda: found() if scenarios else None):
         for number, shape in enumerate(shapes):
             if progress is not None:
                 progress(number, len(shapes), shape.label)
@@ -196,7 +201,7 @@ def explore(
                 raise Unsupported(f"{shape.label}: {error}") from error
     if progress is not None:
         progress(len(shapes), len(shapes), "")
-    return Exploration(machine, operation_name, world, tuple(scenarios))
+    return found()
 
 
 def explore_operation(

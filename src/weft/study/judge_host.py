@@ -22,6 +22,7 @@ from weft.errors import Unsupported
 from weft.fabric import Link, of
 from weft.measure.launch import Report, launch
 from weft.measure.measurement import interleaved
+from weft.measure.stopping import stop_asked
 from weft.ops.all_gather_matmul import all_gather_matmul
 from weft.plan.all_gather_matmul import AllGatherMatmul
 from weft.plan.tasks import Copy
@@ -60,19 +61,24 @@ def draw(seed: int, number: int, world: int) -> Drawn:
     return Drawn(operation, 1.0, random.choice(LINKS))
 
 
-def judge_host(count: int, seed: int, report: Report | None = None) -> Judgement:
-    """Judges `auto` by measurement, on two ranks, or one per core up to four."""
+def judge_host(
+    count: int, seed: int, report: Report | None = None, stop: str | None = None
+) -> Judgement:
+    """Judges `auto` by measurement, on two ranks, or one per core up to four. stop: the path of a
+    file that ends it after a scenario, from `stopping.stop_file`."""
     if count < 1:
         raise Unsupported(f"there must be at least 1 scenario, not {count}")
     world = max(2, min(4, len(os.sched_getaffinity(0))))
     drawn = [draw(seed, number, world) for number in range(count)]
-    verdicts = launch(world, _on_rank, drawn, report=report)[0]
+    verdicts = launch(world, _on_rank, drawn, stop, report=report)[0]
     return Judgement("cpu", seed, TOLERANCE, tuple(verdicts))
 
 
-def _on_rank(report: Report, scenarios: list[Drawn]) -> list[Verdict]:
+def _on_rank(report: Report, scenarios: list[Drawn], stop: str | None) -> list[Verdict]:
     verdicts = []
     for number, drawn in enumerate(scenarios):
+        if number and stop_asked(stop):
+            break
         text = f"{number + 1} of {len(scenarios)}: {drawn.operation.label}"
         report(number / len(scenarios), text)
         verdicts.append(_verdict(drawn))

@@ -10,13 +10,14 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import exp, log
 from random import Random
 from typing import Any
 
-from weft.errors import Unsupported
+from weft.errors import Unsupported, keeping
 from weft.machine import Machine
 from weft.plan.all_gather_matmul import AllGatherMatmul
 from weft.schedule import Schedule
@@ -222,12 +223,17 @@ def judge(
     if most < 2:
         raise Unsupported(f"{machine.name} has one device, so that nothing can overlap")
     work = [(machine, draw(seed, number, most)) for number in range(count)]
-    verdicts = []
-    for done, verdict in enumerate(_each(work, processes), 1):
-        verdicts.append(verdict)
-        if report is not None:
-            report(done / count, f"{done} of {count}")
-    return Judgement(machine.name, seed, 0.01, tuple(verdicts))
+    verdicts: list[Verdict] = []
+
+    def found() -> Judgement:
+        return Judgement(machine.name, seed, 0.01, tuple(verdicts))
+
+    with keeping(lambda: found() if verdicts else None):
+        for done, verdict in enumerate(_each(work, processes), 1):
+            verdicts.append(verdict)
+            if report is not None:
+                report(done / count, f"{done} of {count}")
+    return found()
 
 
 def _each(work: list[tuple[Machine, Drawn]], processes: int | None) -> Iterator[Verdict]:
@@ -236,7 +242,9 @@ def _each(work: list[tuple[Machine, Drawn]], processes: int | None) -> Iterator[
     if wanted == 1:
         yield from map(_verdict, work)
         return
-    with multiprocessing.get_context("spawn").Pool(wanted) as pool:
+    # Ctrl-C reaches every process of a terminal; this one handles it and ends the others.
+    ignored = (signal.SIGINT, signal.SIG_IGN)
+    with multiprocessing.get_context("spawn").Pool(wanted, signal.signal, ignored) as pool:
         yield from pool.imap(_verdict, work, chunksize=4)
 
 

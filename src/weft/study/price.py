@@ -8,6 +8,7 @@ from typing import Any
 
 from weft.errors import Unsupported, nearest
 from weft.machine import Machine
+from weft.operation import ranks_label
 from weft.plan.collective import UNROOTED
 from weft.simulate.cost import collective, copy, gemm
 from weft.simulate.cost.collective_cost import VARIANTS, parts
@@ -185,7 +186,7 @@ def price_collective(
     else:
         facts["compute units"] = "0" if kind in VARIANTS else "-"  # those of the adding kernel
         near = nearest_variant(machine, kind, total, variant, prelaunched)
-    what = f"{kind}, {world} ranks, {size} bytes from each"
+    what = f"{kind}, {ranks_label(world)}, {size} bytes from each"
     head = f"{machine.name}\n{engine}"
     return Price(machine, head, what, seconds, pieces, facts, numbers, near)
 

@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from weft.errors import Unsupported
 from weft.fabric import _native
+from weft.fabric.host.numa import keep_near
 from weft.fabric.link import Link
 from weft.fabric.rendezvous import check_versions, exchange, machine
 
@@ -63,6 +64,9 @@ def open_heap(group: dist.ProcessGroup, members: Sequence[int], deadline: float)
         spin = SPIN_NS if (os.cpu_count() or 1) >= world else 0
         engine_spin = spin if len(os.sched_getaffinity(0)) > 1 else 0
         native = _native.Fabric(fd, here, world, cards[0].span, spin, engine_spin)
+        first = native.allocate(1)
+        keep_near(first.pointer - first.offset, cards[0].span)
+        del first
         for place, card in enumerate(cards):
             if place != here:
                 native.watch(place, os.pidfd_open(card.pid))

@@ -24,6 +24,7 @@ from weft.fabric import Fabric, Link, of
 from weft.measure.launch import Report, launch
 from weft.measure.link_spec import busiest_link
 from weft.measure.measurement import interleaved, timed
+from weft.operation import ranks_label
 from weft.ops.concurrent import matmul_beside
 from weft.plan.concurrent import COLLECTIVES
 from weft.run.placement import Placement
@@ -101,7 +102,7 @@ def measure(
     cores = sorted(os.sched_getaffinity(0))
     results = launch(world, _measure_rank, cases, cores, repeat, report=report)
     scenarios: tuple[C3Scenario, ...] = results[0]
-    title = f"this host, {world} ranks on {len(cores)} cores"
+    title = f"this host, {ranks_label(world)} on {len(cores)} cores"
     return Study("cpu", title, world, DTYPE, True, scenarios)
 
 

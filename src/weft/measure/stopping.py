@@ -1,0 +1,54 @@
+"""Ctrl-C during a measurement on ranks: the first ends it after the round that is running, so that
+what was measured until then can be shown; the second ends it at once.
+
+Ranks ignore the signal of a terminal. The process that started them makes a file, and the ranks
+look for it between rounds, together, so that all of them stop after the same round.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+import torch
+import torch.distributed as dist
+
+
+@contextmanager
+def stop_file() -> Iterator[str]:
+    """The path of a file that Ctrl-C makes. Elsewhere than in the main thread, which alone receives
+    signals, nothing makes it."""
+    with tempfile.TemporaryDirectory(prefix="weft-stop-") as folder:
+        path = os.path.join(folder, "stop")
+        if threading.current_thread() is not threading.main_thread():
+            yield path
+            return
+
+        def stop(number: int, frame: FrameType | None) -> None:
+            if os.path.exists(path):
+                raise KeyboardInterrupt
+            with open(path, "w"):
+                pass
+            said = "weft: stopping after this round; press Ctrl-C again to stop at once\n"
+            os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, said.encode())
+
+        before = signal.signal(signal.SIGINT, stop)
+        try:
+            yield path
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+
+def stop_asked(path: str | None) -> bool:
+    """Whether to stop: the same answer on every rank. Collective if there is a path."""
+    if path is None:
+        return False
+    asked = torch.tensor([int(os.path.exists(path))])
+    dist.all_reduce(asked, dist.ReduceOp.MAX)
+    return bool(asked.item())
