@@ -25,6 +25,11 @@ REDRAWN = """(before) => new Promise((done) => {
   const look = () => (weftRedraws.length > before ? done() : setTimeout(look, 5));
   look();
 })"""
+LISTEN = """() => {
+  window.said = [];
+  const box = document.getElementById("live-said");
+  new MutationObserver(() => said.push(box.textContent)).observe(box, { childList: true });
+}"""
 LARGE = "?m=16384&n=28672&k=8192&world=8"
 SMALL = "?m=4096&n=4096&k=4096&world=2"
 CONFIG = {
@@ -106,7 +111,7 @@ def test_four_timelines_follow_a_dragged_slider(
                 f"\nslider to redraw, {what}: median {median:.0f} ms of {len(spent)}; processor "
                 f"time of server and browser {used:.0f} ms each; used by others: {said}"
             )
-        assert used < 300, used  # half of it is the browser's threads beside the page's own
+        assert used < 250, used  # of several processes, so it may be more than the clock's
         if others is not None and others < busyness.SOME:
             assert median < 150, spent
 
@@ -226,9 +231,10 @@ def test_a_live_run_is_laid_over_the_prediction_of_this_computer(page: Page) -> 
         page.fill(f"#in-{name}", "256")
         page.press(f"#in-{name}", "Tab")
     page.select_option("#live-rounds", "7")
+    page.evaluate(LISTEN)
     page.click("#live-run")
-    until(page, "document.getElementById('live-said').textContent === 'Round 3 of 7'")
     page.wait_for_selector("#live-plot .main-svg")
+    assert [f"Round {n} of 7" in page.evaluate("said") for n in range(1, 8)] == [True] * 7
     assert "float32" in page.inner_text("#live-case")
     assert "this computer" in page.inner_text("#live-where-said")
     bars = page.evaluate("document.getElementById('live-plot').data.map((one) => one.x.length)")

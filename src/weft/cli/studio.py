@@ -49,6 +49,7 @@ def studio(
         raise Unsupported(
             f"port {port} cannot be used ({error.strerror}); choose another, or leave out --port"
         ) from None
+    bound.listen(128)  # who follows the link at once waits until the server is ready
     port = bound.getsockname()[1]
     token = secrets.token_urlsafe(24)
     link = f"http://127.0.0.1:{port}/{token}/{'?' + query if query else ''}"

@@ -105,7 +105,7 @@ function change(difference, released) {
     history.replaceState(null, "", newest ? `?${newest}` : location.pathname);
     clearTimeout(resting); // keys of a slider follow each other: all schedules when they rest
     resting = setTimeout(later, 250);
-  } else drop(); // what is still computed is of other sizes, and would slow the timelines
+  } else forgetAnswers(); // what is still computed is of other sizes, and would slow the timelines
   redraw();
 }
 
@@ -186,7 +186,7 @@ function legend(list, items) {
 let turn = 0, mapWanted = false, waiting = 0;
 
 // Tells the server that nobody waits for tables, curves and maps any more.
-function drop() {
+function forgetAnswers() {
   clearTimeout(resting);
   turn++;
   if (waiting) fetch(`api/cancel?${new URLSearchParams({ tab })}`, { method: "POST" }).catch(() => {});
@@ -340,7 +340,7 @@ function listen() {
   $("zoom-out").addEventListener("click", () => timelines.zoomOut());
   timelines.onZoom((zoomed) => { $("zoom-out").disabled = !zoomed; });
   $("draw-map").addEventListener("click", () => { mapWanted = true; drawMap(turn).catch(tell); });
-  $("cancel-map").addEventListener("click", () => { mapWanted = false; drop(); $("cancel-map").hidden = $("map-progress").hidden = true; });
+  $("cancel-map").addEventListener("click", () => { mapWanted = false; forgetAnswers(); $("cancel-map").hidden = $("map-progress").hidden = true; });
   for (const button of document.querySelectorAll("[data-copy]")) button.addEventListener("click", () => copy(button.dataset.copy));
   $("trace").addEventListener("click", async () => {
     try {
