@@ -44,7 +44,7 @@ def opened(
     page.goto(link)
     yield page
     context.close()
-    assert wrong == []
+    assert wrong == [], wrong
 
 
 def until(page: Page, expression: str) -> Any:
