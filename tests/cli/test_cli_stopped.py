@@ -18,6 +18,14 @@ from weft.errors import keeping
 TINY = ("--m", "32", "--n", "64", "--k", "32")
 
 
+@pytest.fixture(autouse=True)
+def heard() -> Iterator[None]:
+    """Tests that run as a background job of a shell are started with SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture
 def stopping_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any, int], None]:
     """Makes a command's progress send a real SIGINT to this process at its n-th report."""

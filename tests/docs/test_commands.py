@@ -53,11 +53,16 @@ def test_commands_run_as_printed(page: str, tmp_path: Path, monkeypatch, capsys)
         assert streams.out.strip(), command
 
 
-@pytest.mark.parametrize("name", ["mine.toml"])
-def test_the_file_of_the_page_is_a_machine(name: str, tmp_path: Path) -> None:
+def test_the_files_of_the_page_are_machines(tmp_path: Path) -> None:
     from weft.machine import load
 
     text = (ROOT / "docs" / "how-to" / "machines.md").read_text()
-    (block,) = re.findall(r"```toml\n(.*?)```", text, flags=re.S)
-    (tmp_path / name).write_text(block)
-    assert load(tmp_path / name).title == "8 x H100 NVL, 94 GB"
+    found = {}
+    for number, block in enumerate(re.findall(r"```toml\n(.*?)```", text, flags=re.S)):
+        (tmp_path / f"{number}.toml").write_text(block)
+        machine = load(tmp_path / f"{number}.toml")
+        found[machine.title] = machine.links.world
+    assert found == {
+        "8 x H100 NVL, 94 GB": 8,
+        "2 x Xeon 6980P, DDR5-6400, a rank per NUMA node": 6,
+    }

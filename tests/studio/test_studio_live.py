@@ -7,6 +7,7 @@ import asyncio
 import json
 import os
 import re
+import tempfile
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -62,9 +63,12 @@ def test_serial_and_the_kept_schedule_are_among_the_few_that_run() -> None:
     assert {one.engine for one in Case(kept, "loom").schedules(("serial@cores",))} == {"dma"}
 
 
-def test_one_run_at_a_time_and_nothing_is_left_of_it() -> None:
+def test_one_run_at_a_time_and_nothing_is_left_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One run, from its first rank to its end: another tab is refused, a second run of the same tab
     ends it, and no process and no memory of it stay."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # that of the lock
 
     async def asked() -> None:
         runs, shared_memory = LiveRuns(), set(os.listdir("/dev/shm"))

@@ -65,6 +65,11 @@ def _show_one(scenario: Scenario) -> None:
         "contention, launch; hidden is negative: what of them fell into time in which ideal waits "
         "too, and so costs nothing."
     )
+    if any(outcome.percent_of_ideal > 101 for outcome in scenario.outcomes):
+        caption += (
+            " Above 100 %: `direct` reads the memory of peers while it multiplies and copies "
+            "nothing, so it need not take as long as the communication of serial."
+        )
     console.print(table(_ONE, rows, best=best, caption=caption, drop=_ONE_DROP))
     for schedule, reason in scenario.refused:
         console.print(f"{schedule} is left out: {reason}")

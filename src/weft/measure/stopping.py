@@ -22,11 +22,12 @@ import torch.distributed as dist
 
 @contextmanager
 def stop_file() -> Iterator[str]:
-    """The path of a file that Ctrl-C makes. Elsewhere than in the main thread, which alone receives
-    signals, nothing makes it."""
+    """The path of a file that Ctrl-C makes. Nothing makes it elsewhere than in the main thread,
+    which alone receives signals, and where the shell ignores Ctrl-C, as for background jobs."""
     with tempfile.TemporaryDirectory(prefix="weft-stop-") as folder:
         path = os.path.join(folder, "stop")
-        if threading.current_thread() is not threading.main_thread():
+        here = threading.current_thread() is threading.main_thread()
+        if not here or signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
             yield path
             return
 

@@ -24,7 +24,7 @@ COLOURS = {
     "K cut 8 ways": "#e69f00",
     "K cut 64 ways": "#d55e00",
     "beside dma": "#009e73",
-    "beside cores": "#882255",
+    "beside cores": "#cc79a7",
 }
 _WIDE_TICKS = (0.5, 1, 2, 5, 10, 20, 50, 100)
 _FINE_TICKS = (0.75, 0.9, 1, 1.1, 1.25, 1.5, 2, 3)

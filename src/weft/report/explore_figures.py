@@ -207,8 +207,8 @@ def where(scenario: Scenario) -> tuple[Spec, int]:
             "yaxis": {**_categories(labels), "range": [len(rows) - 0.5, -0.5]},
             "shapes": [_line(scenario.serial), _line(scenario.ideal)],
             "annotations": [
-                _note("serial", scenario.serial),
-                _note("ideal", scenario.ideal),
+                _note("serial", scenario.serial, "left"),
+                _note("ideal", scenario.ideal, "right"),
                 *(_time(row, outcome.seconds, edge) for row, outcome in enumerate(outcomes)),
             ],
         },
@@ -344,8 +344,9 @@ def _time(row: int, seconds: float, edge: float) -> Spec:
     }
 
 
-def _note(name: str, seconds: float) -> Spec:
+def _note(name: str, seconds: float, anchor: str) -> Spec:
     return {
+        "xanchor": anchor,
         "x": 1e3 * seconds,
         "y": 1,
         "yref": "paper",

@@ -130,7 +130,7 @@ class Page:
             + "</tr>\n"
             for number, row in enumerate(zip(*columns, strict=True))
         )
-        text = f"<caption>{escape(caption)}</caption>" if caption else ""
+        text = f"<caption><span>{escape(caption)}</span></caption>" if caption else ""
         self._parts.append(
             f'<div class="scroll" tabindex="0"><table>{text}<thead><tr>{head}</tr></thead>\n'
             f"<tbody>\n{body}</tbody></table></div>\n"

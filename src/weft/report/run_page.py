@@ -94,16 +94,17 @@ def times(result: Measurement, prediction: Prediction | None = None) -> tuple[fi
         data.append(_predicted(known, shift))
     seconds = [arm.quartiles[1] for arm in arms] + [f.seconds for f in known if f is not None]
     names = [escape(name_of(arm)) for arm in arms]
+    room = 1.05 if prediction is None else 1.3  # predictions are written after their bars
     return {
         "data": data,
         "layout": {
             "barmode": "overlay",
             "showlegend": False,
             "dragmode": False,
-            "margin": {"l": 8, "r": 14, "t": 26, "b": 40},
+            "margin": {"l": 8, "r": 104, "t": 26, "b": 40},
             "xaxis": {
                 "title": {"text": "ms", "standoff": 4},
-                "range": [0, 1.3e3 * max([*seconds, result.serial], default=0.0) or 1],
+                "range": [0, room * 1e3 * max([*seconds, result.serial], default=0.0) or 1],
                 "fixedrange": True,
                 "zeroline": False,
             },
@@ -125,9 +126,11 @@ def times(result: Measurement, prediction: Prediction | None = None) -> tuple[fi
 
 
 def _time(row: float, arm: Arm) -> dict[str, Any]:
-    """The median and the spread, after the line to the quartile."""
+    """The median and the spread, in a column beside the bars, where no width of the screen cuts
+    them off."""
     return {
-        "x": 1e3 * arm.quartiles[1],
+        "x": 1,
+        "xref": "paper",
         "y": row,
         "xanchor": "left",
         "showarrow": False,

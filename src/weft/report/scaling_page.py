@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from math import ceil, floor, log10
 from pathlib import Path
 
 from weft.report import cells
@@ -193,7 +194,11 @@ def _times(scaling: str, points: Sequence[Point]) -> Spec:
         }
     )
     axis: Spec = {"title": {"text": "ms per step"}, "fixedrange": True}
-    axis |= {"type": "log", "dtick": 1} if scaling == "strong" else {"rangemode": "tozero"}
+    if scaling == "strong":
+        marks = _log_ticks([y for one in data for y in one["y"]])
+        axis |= {"type": "log", "tickvals": marks, "ticktext": [f"{mark:,g}" for mark in marks]}
+    else:
+        axis |= {"rangemode": "tozero"}
     return {
         "data": data,
         "layout": {
@@ -211,6 +216,14 @@ def _times(scaling: str, points: Sequence[Point]) -> Spec:
             "yaxis": axis,
         },
     }
+
+
+def _log_ticks(values: Sequence[float]) -> list[float]:
+    """1, 2 and 5 times powers of ten, from just below the least value to just above the most."""
+    least, most = min(values), max(values)
+    powers = range(floor(log10(least)) - 1, ceil(log10(most)) + 1)
+    ticks = [digit * 10.0**power for power in powers for digit in (1, 2, 5)]
+    return [tick for tick in ticks if least / 1.5 <= tick <= most * 1.5]
 
 
 def _where(points: Sequence[Point]) -> Spec:

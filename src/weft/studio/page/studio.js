@@ -351,12 +351,12 @@ function listen() {
   });
   $("png").addEventListener("click", async () => save(await timelines.picture(), "weft-timelines.png"));
   $("file").addEventListener("change", (event) => { if (event.target.files[0]) readConfig(event.target.files[0]); });
-  const drop = $("drop");
-  addEventListener("dragover", (event) => { event.preventDefault(); drop.classList.add("over"); });
-  addEventListener("dragleave", () => drop.classList.remove("over"));
+  const area = $("drop");
+  addEventListener("dragover", (event) => { event.preventDefault(); area.classList.add("over"); });
+  addEventListener("dragleave", () => area.classList.remove("over"));
   addEventListener("drop", (event) => {
     event.preventDefault();
-    drop.classList.remove("over");
+    area.classList.remove("over");
     if (event.dataTransfer.files[0]) readConfig(event.dataTransfer.files[0]);
   });
   addEventListener("resize", timelines.redraw);
