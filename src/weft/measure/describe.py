@@ -220,6 +220,7 @@ def to_toml(machine: Machine, level: str) -> str:
         "host.slice": f"{here}: for how long a spinning engine keeps compute off the core",
         "host.grace": "native/engine.cpp",
         "host.cores": seen,
+        "host.threads": "a rank measures with one thread",
         "host.region": f"{here}: a permute of 4 KiB",
         "host.turn": "native/links.h",
         "host.turn_bytes": "native/links.h",
