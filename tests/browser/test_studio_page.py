@@ -244,7 +244,7 @@ def test_a_live_run_is_laid_over_the_prediction_of_this_computer(page: Page) -> 
     assert "float32" in page.inner_text("#live-case")
     assert "this computer" in page.inner_text("#live-where-said")
     bars = page.evaluate("document.getElementById('live-plot').data.map((one) => one.x.length)")
-    assert bars == [6, 5]  # measured are five schedules and auto; predicted are the five
+    assert bars == [6, 6]  # five schedules and auto, measured and predicted
     assert page.locator("#live-state").is_hidden()  # nothing went wrong while it was drawn
     assert min(page.evaluate(PAINTED)) > 100
     verdict = page.inner_text("#live-verdict")

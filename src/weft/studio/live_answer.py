@@ -12,7 +12,7 @@ from weft.report.run_page import AUTO, FIRST, PLAIN, PREDICTED, times
 from weft.report.run_report import name_of, standing, verdict
 from weft.studio.answers import legend, spans
 from weft.studio.live_case import Case
-from weft.study.prediction import Prediction, predict
+from weft.study.prediction import Prediction, at_speed, forecast, on_link, predict
 from weft.timeline import Timeline
 
 Answer = dict[str, Any]
@@ -20,13 +20,13 @@ Answer = dict[str, Any]
 
 def answer(case: Case, result: Measurement, host: Machine, calibrated: bool) -> Answer:
     """host: the description of this computer, from which the prediction comes."""
-    prediction = predict(result, host) if case.where == "host" else None
+    prediction = _predicted(result, host) if case.where == "host" else None
     figure, height = times(result, prediction)
     forecasts = {} if prediction is None else {f.arm.name: f for f in prediction.forecasts}
     first = standing(result).first
     calls = []
     for arm in sorted(result.every, key=lambda one: one.seconds):
-        known = forecasts.get(arm.chose or arm.name)
+        known = forecasts.get(arm.name)
         recorded = _from_zero(arm.timeline.of(0))
         simulated = None if known is None else _from_zero(known.timeline.of(0))
         drawn = [one for one in (recorded, simulated) if one is not None]
@@ -97,6 +97,17 @@ def compared(prediction: Prediction, calibrated: bool) -> str:
         f"{prediction.median_error_percent:.0f} %; two halves of the rounds differ by "
         f"{prediction.noise_percent:.0f} %."
     )
+
+
+def _predicted(result: Measurement, host: Machine) -> Prediction:
+    """The prediction of all schedules, and of `auto` by the one that it has chosen."""
+    found = predict(result, host)
+    if result.auto is None:
+        return found
+    operation: Any = result.operation
+    now = on_link(at_speed(host, found.speed), result.link)
+    chosen = forecast(operation, replace(result.auto, name=result.auto.chose), now)
+    return replace(found, forecasts=(*found.forecasts, replace(chosen, arm=result.auto)))
 
 
 def _line(arm: Arm, timeline: Timeline) -> Answer:
