@@ -106,11 +106,13 @@ class Facts:
     bytes_out: int
     came: list[int]
     chunks: int
+    chunk_bytes: int
     started: int
     ended: int
 
 SMALL_BYTES: int
-CHUNK_BYTES: int
+LEAST_CHUNK_BYTES: int
+MOST_CHUNK_BYTES: int
 STREAM_BYTES: int
 
 def learn_tensors(type: type) -> bool: ...
@@ -129,7 +131,7 @@ class Channel:
         /,
     ) -> Job | bool: ...
     def last(self) -> Facts: ...
-    def tune(self, small: int, chunk: int, stream: int, /) -> None: ...
+    def tune(self, small: int, least_chunk: int, most_chunk: int, stream: int, /) -> None: ...
     def alike(
         self,
         kind: int,
