@@ -5,7 +5,7 @@
 #include <chrono>
 
 #include "channel_wait.h"
-#include "team.h"
+#include "moving.h"
 
 namespace weft {
 
@@ -72,7 +72,7 @@ void Channel::run(std::unique_lock<std::mutex>& lock, std::shared_ptr<Job> job, 
   busy_ = true;
   lock.unlock();
   // The channel's own thread runs beside torch's: it leaves their cores to them.
-  const bool large = std::max(total(job->in), total(job->out)) >= tuning_.team;
+  const bool large = std::max(total(job->in), total(job->out)) >= kTeamBytes;
   job->threads = patient || !large || fabric_.links().paced() ? 1 : team_threads();
   const Outcome outcome = work(*job, patient);
   lock.lock();

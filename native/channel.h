@@ -39,7 +39,6 @@ struct Tuning {
   uint64_t least_chunk = 16 << 10;   // chunks of a ring are a part of the message between these
   uint64_t most_chunk = kChunkBytes;
   uint64_t stream = 8 << 20;         // results from this size on go past the cache
-  uint64_t team = 1 << 20;           // and are moved by all threads of the caller
 };
 
 class Channel {

@@ -19,6 +19,8 @@ void move_to_peer(char* to, const char* from, uint64_t bytes);
 // To a target and, cached, to memory that a peer reads, in one reading.
 void move_twice(char* to, char* also, const char* from, uint64_t bytes, bool streaming);
 
+constexpr uint64_t kTeamBytes = 1 << 20;  // from so many on, all threads of the caller move them
+
 // Calls piece(offset, bytes) for pieces of whole lines that make up so many bytes: for one thread all
 // at once, for several threads as many pieces as have enough to do, on the team of this process.
 template <class Piece>

@@ -88,10 +88,12 @@ struct Team {
 
 bool has_team() { return parallel() != nullptr; }
 
-int team_threads() {
-  if (!has_team() || !runtime().max_threads || gettid() != getpid()) return 1;
+int torch_threads() {
+  if (!has_team() || !runtime().max_threads) return 1;
   return std::max(1, runtime().max_threads());
 }
+
+int team_threads() { return gettid() == getpid() ? torch_threads() : 1; }
 
 void run_parts(int threads, size_t parts, void (*part)(void*, size_t), void* data) {
   const Parallel run = threads > 1 && parts > 1 ? parallel() : nullptr;

@@ -66,9 +66,7 @@ class CollectiveExplanation(Explanation):
         )
 
 
-def explanation_of(
-    facts: Facts, world: int, small_bytes: int
-) -> tuple[float, Explanation] | None:
+def explanation_of(facts: Facts, world: int, small_bytes: int) -> tuple[float, Explanation] | None:
     """When the last collective of a channel ended, and its explanation; None if there was none.
 
     small_bytes: the most that travels with an announcement.

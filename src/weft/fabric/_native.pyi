@@ -48,7 +48,14 @@ class Call:
 class Fabric:
     allocated: int
     def __init__(
-        self, fd: int, rank: int, world: int, span: int, spin_ns: int, engine_spin_ns: int
+        self,
+        fd: int,
+        rank: int,
+        world: int,
+        span: int,
+        spin_ns: int,
+        engine_spin_ns: int,
+        cores: int = 1,
     ) -> None: ...
     def leave(self) -> None: ...
     def watch(self, rank: int, pidfd: int) -> None: ...
