@@ -44,7 +44,8 @@ struct Tuning {
 class Channel {
  public:
   // crowded: there are more ranks than cores, so a waiting one gives way instead of spinning.
-  Channel(Fabric& fabric, int64_t spin_ns, bool crowded);
+  Channel(Fabric& fabric, int64_t spin_ns, bool crowded,
+          Traffic traffic = Traffic::collectives);
   ~Channel();
 
   // An empty job, for one that ends before anybody else sees it: it is used again and again.

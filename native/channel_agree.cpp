@@ -275,10 +275,17 @@ Outcome Channel::deliver(Job& job, bool patient) {
         break;
     }
     for (int s = 0; s < world_; ++s) {
-      if (s == rank_ || !moved[s]) continue;
+      if (!moved[s]) continue;
+      if (s == rank_) {
+        if (job.record && !reduces(job.kind)) job.mark(Act::keep, s, moved[s], begun);
+        continue;
+      }
       job.came[int(Way::announcement)] += moved[s];
       ++job.chunks;
-      if (job.record) job.mark(reduces(job.kind) ? Act::sum : Act::copy, s, moved[s], begun);
+      if (job.record) {
+        if (reduces(job.kind)) job.mark(Act::sum, s, moved[s], begun);
+        job.mark(reduces(job.kind) ? Act::term : Act::copy, s, moved[s], begun);
+      }
     }
     if (links.paced()) {
       const int64_t now = now_ns();
@@ -291,6 +298,9 @@ Outcome Channel::deliver(Job& job, bool patient) {
     come_to(Point::channel_deliver);
     const Outcome outcome = hold(job, patient, job.due);
     if (outcome.code != Code::ok) return outcome;
+    const int64_t came = now_ns();  // by the link, not by the copy
+    for (Mark& mark : job.marks)
+      if (mark.act == Act::copy || mark.act == Act::term) mark.end = came;
   }
   job.phase = Job::Phase::ended;
   return {};

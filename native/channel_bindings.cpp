@@ -171,8 +171,13 @@ void bind_channel(nb::module_& m) {
         [](int dtype, int reduction) { return can_reduce(Dtype(dtype), Reduction(reduction)); });
 
   nb::class_<Channel>(m, "Channel")
-      .def(nb::init<Fabric&, int64_t, bool>(), "fabric"_a, "spin_ns"_a, "crowded"_a,
-           nb::keep_alive<1, 2>())
+      .def(
+          "__init__",
+          [](Channel* self, Fabric& fabric, int64_t spin_ns, bool crowded, bool for_calls) {
+            const Traffic traffic = for_calls ? Traffic::calls : Traffic::collectives;
+            new (self) Channel(fabric, spin_ns, crowded, traffic);
+          },
+          "fabric"_a, "spin_ns"_a, "crowded"_a, "for_calls"_a = false, nb::keep_alive<1, 2>())
       .def("quick", &quick, "kind"_a, "x"_a.none(), "out"_a.none(), "reduction"_a, "root"_a,
            "patience"_a)
       .def("last", &Channel::last)

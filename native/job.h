@@ -30,7 +30,7 @@ enum class Way : int { announcement, ring, in_place };
 constexpr int kWays = 3;
 
 // What a rank did in a collective, for a recording. In the order of `weft.collectives.recording.ACTS`.
-enum class Act : int { meet, stage, copy, sum, keep };
+enum class Act : int { meet, stage, copy, sum, keep, term };
 
 struct Mark {
   Act act;

@@ -59,6 +59,11 @@ class Disagree(Exception):
     the call must be planned again."""
 
 
+class NotShared(Error):
+    """The ranks agree on a plan that needs the inputs of a rank that has not exposed them, because
+    it expected another plan. Nothing has moved, and all ranks make the call again."""
+
+
 class PeerOutput(NamedTuple):
     """A result in shared memory into which peers store, and its place in this rank's memory."""
 
@@ -171,8 +176,11 @@ class Program(Protocol):
 
     plan: Plan
     computes: bool
-    """Whether the executor runs the tasks of the compute lane; False if the program is one kernel
-    that runs them."""
+    """Whether the executor runs the tasks of the compute lane; False if the program does."""
+    shares_inputs: bool
+    """Whether peers may read this rank's inputs; if not, known calls do not expose them."""
+    way: str
+    """How the program carries out its plan, if not task by task, for `weft.explain()`."""
 
     def start(self, call: Any, tensors: dict[str, torch.Tensor], record: bool) -> Flight:
         """Starts the copies of a call. call: a call of this fabric. tensors: this rank's buffers by

@@ -23,6 +23,7 @@ import torch.distributed as dist
 from weft.errors import Error, PeerLost, Timeout, Unsupported
 from weft.fabric import _native
 from weft.fabric.deadlines import deadline_of, nanoseconds
+from weft.fabric.host.collective_program import CollectiveProgram, exchange_of
 from weft.fabric.host.engine_program import EngineProgram
 from weft.fabric.host.heap_memory import HeapMemory
 from weft.fabric.host.kernel_program import KernelProgram, is_native
@@ -123,7 +124,10 @@ class ProcessFabric:
     def lower(self, operation: Plannable, schedule: Schedule | Strategy) -> Plan:
         return self.reach.lower(operation, schedule)
 
-    def prepare(self, plan: Plan, slots: Sequence[str], signatures: Sequence[int]) -> EngineProgram:
+    def prepare(self, plan: Plan, slots: Sequence[str], signatures: Sequence[int]) -> Program:
+        channel, exchange = self.reach.call_channel, exchange_of(plan, self.rank)
+        if channel is not None and exchange is not None:
+            return CollectiveProgram(plan, self, channel, exchange, signatures)
         kind = KernelProgram if self.can.in_kernel and is_native(plan) else EngineProgram
         return kind(plan, self, slots, signatures)
 
@@ -191,6 +195,8 @@ class ProcessFabric:
 
     def _end_channels(self) -> None:
         """Ends the collectives and messages that are running."""
+        if self.reach.call_channel is not None:
+            self.reach.call_channel.abort()
         if self.can.collectives:
             for channel in self.reach.channels():
                 channel.abort()

@@ -16,7 +16,7 @@ import torch
 from weft import fabric as fabrics
 from weft.errors import Unsupported
 from weft.fabric import Fabric
-from weft.fabric.interface import Call, Disagree, Exposed, StepFlight
+from weft.fabric.interface import Call, Disagree, Exposed, NotShared, StepFlight
 from weft.fabric.proposal import Items, Proposal
 from weft.plan.tasks import Plan, Plannable
 from weft.plan.verify import verify
@@ -60,13 +60,25 @@ class Request(NamedTuple):
 
 def carry_out(session: Session, request: Request) -> Tensors:
     """Carries out a call; returns its outputs by buffer name."""
+    try:
+        return _carry_out(session, request, expects=not request.entered)
+    except NotShared:
+        return _carry_out(session, request._replace(entered=False), expects=False)
+
+
+def _carry_out(session: Session, request: Request, expects: bool) -> Tensors:
+    """The same. expects: whether this rank expects the same plan as in the last such call."""
     fabric, proposal = session.fabric, request.proposal
     recording = record.active
     with fabric.lock:
         started = time.perf_counter()
-        runner = None if request.entered else session.runners.get(proposal.signature)
-        expected = None if runner is None else runner.program
-        with fabric.call(proposal, request.exposed, expected, request.entered) as call:
+        runner = session.runners.get(proposal.signature) if expects else None
+        expected, exposed = None, request.exposed
+        if runner is not None:
+            expected = runner.program
+            if exposed.inputs and not expected.shares_inputs:
+                proposal, exposed = proposal.unshared, exposed._replace(inputs={})
+        with fabric.call(proposal, exposed, expected, request.entered) as call:
             while True:
                 if runner is None:
                     runner = _agree(session, call, request)
@@ -145,6 +157,8 @@ def _agree(session: Session, call: Call, request: Request) -> Runner:
         verify(plan)
         runner = prepared(fabric, plan, request.exposed, signatures, why, request.asked)
         session.keep(signatures, runner)
+    if runner.program.shares_inputs and not all(proposal.shares for proposal in proposals):
+        raise NotShared("a rank has not exposed its inputs")
     session.keep(request.proposal.signature, runner)
     runner.tally.why = request.why or runner.why
     return runner
