@@ -1,4 +1,4 @@
-"""What a user would write without weft's operators: `torch.mm` and a collective, of gloo or of weft.
+"""What a user would write without an operator: `torch.mm` and a collective, of gloo or of weft.
 
 Beside them, the same call of the operator. Buffers that a user would keep (the gathered rows, the
 result of a collective) are made once; products are made by `torch.mm` in every call.
@@ -51,7 +51,7 @@ def _all_gather_matmul(m: int, w: torch.Tensor, rows: Sequence[int]) -> PlainArm
             return gathered @ w
         padded[: rows[rank]] = x  # gloo gathers equal sizes only
         all_gather_flat(received, padded)
-        parts = received.split(most)
+        parts = torch.split(received, most)
         return torch.cat([part[:own] for part, own in zip(parts, rows, strict=True)]) @ w
 
     def plain() -> object:
@@ -101,7 +101,7 @@ def _matmul_reduce_scatter(m: int, w: torch.Tensor, rows: Sequence[int]) -> Plai
     def gloo() -> object:
         product = x @ w
         if even:
-            return dist.reduce_scatter(y, list(product.split(rows[0])))
+            return dist.reduce_scatter(y, list(torch.split(product, rows[0])))
         dist.all_reduce(product)  # gloo scatters equal sizes only
         return product[first : first + rows[rank]]
 

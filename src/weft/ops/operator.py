@@ -295,7 +295,7 @@ def _known(operator: Operator, fabric: Fabric, decision: Decision, bound: Bound)
     what = "the strategy" if isinstance(schedule, Strategy) else "the schedule"
     workspaces: Mapping[str, int] = {}
     if bound.workspaces is not None and fabric.world > 1:
-        workspaces = bound.workspaces(schedule)
+        workspaces = bound.workspaces(decision.placed)
     return Known(
         proposal_of(operator.name, (*bound.same, (what, decision.header)), own),
         decision,
@@ -314,11 +314,12 @@ def _carry_out(
     fabric, decision = session.fabric, call.decision
     inputs, _, outputs, stored = operands
     peer_outputs: dict[str, PeerOutput] = {}
+    adapt = call.adapt
     try:
-        if call.adapt is not None:
-            inputs = call.adapt(decision.schedule, inputs)
+        if adapt is not None and decision.fused is None:
+            inputs, adapt = adapt(decision.schedule, inputs), None
         if stored is not None:
-            outputs, peer_outputs = _stored(fabric, decision.schedule, stored, output)
+            outputs, peer_outputs = _stored(fabric, decision.placed, stored, output)
     except Exception as error:
         fabric.refuse(call.proposal.operation, error)
         raise
@@ -334,6 +335,7 @@ def _carry_out(
         outputs,
         decision.observe,
         output is not None,
+        adapt,
     )
     try:
         return carry_out(session, request), request

@@ -43,7 +43,8 @@ class Request(NamedTuple):
     all ranks, or raises `Mismatch`. inputs: by buffer name; `exposed` has those that peers may
     read. outputs: makes this rank's outputs for an operation. observe: called with the seconds of
     the call. entered: this rank has already entered the call, with this proposal and this memory,
-    and its peers propose another call than expected.
+    and its peers propose another call than expected. adapt: converts the inputs for the schedule,
+    if that is known only when the ranks have met.
     """
 
     proposal: Proposal
@@ -56,6 +57,7 @@ class Request(NamedTuple):
     outputs: Outputs
     observe: Callable[[float], None] | None = None
     entered: bool = False
+    adapt: Callable[[Schedule | Strategy, Tensors], Tensors] | None = None
 
 
 def carry_out(session: Session, request: Request) -> Tensors:
@@ -83,7 +85,10 @@ def _carry_out(session: Session, request: Request, expects: bool) -> Tensors:
                 if runner is None:
                     runner = _agree(session, call, request)
                 results = request.outputs(runner.plan.operation)
-                tensors = {**request.inputs, **results}
+                inputs, adapt = request.inputs, request.adapt
+                if adapt is not None:
+                    inputs = adapt(runner.plan.schedule, inputs)
+                tensors = {**inputs, **results}
                 try:
                     timeline = _run(runner, call, tensors, recording is not None)
                     break

@@ -56,7 +56,7 @@ def decide(
         raise
     if decision is not None:
         return decision
-    memory.meet()
+    memory.meet(known)
     try:
         return memory.choose(known, expected, work)
     except Exception as error:

@@ -8,6 +8,7 @@ sent are made in shared memory, where the channel reads them in place.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from weft.dtype import DTYPES, ITEM_BYTES, ON_HOST
+from weft.errors import Unsupported
 from weft.fabric import _native
 from weft.fabric.deadlines import nanoseconds
 from weft.fabric.host.process_call import ProcessCall
@@ -65,7 +67,7 @@ def exchange_of(plan: Plan, rank: int) -> Exchange | None:
     op, schedule = plan.operation, plan.schedule
     if not isinstance(schedule, Schedule) or not schedule.serial or schedule.engine == "direct":
         return None
-    if op.world == 1 or op.dtype not in ON_HOST or getattr(op, "experts", 0):
+    if op.world == 1 or op.dtype not in ON_HOST or getattr(op, "experts", False):
         return None
     if getattr(op, "result", None) not in (None, op.dtype):
         return None
@@ -158,10 +160,7 @@ class CollectiveProgram:
         """The gathered rows, or the product that is sent."""
         if "gathered" in tensors:  # an output
             return tensors["gathered"]
-        if self.exchange.gathers:
-            memory = self.fabric.memory.private(self._bytes)
-        else:
-            memory = call.shared["partial"]
+        memory = self._memory(call.number % 2)
         pointer = memory.data_ptr()
         kept = self._held.get(pointer)
         if kept is None or kept[0] is not memory:
@@ -172,6 +171,15 @@ class CollectiveProgram:
                 self._held.clear()
             kept = self._held[pointer] = (memory, view)
         return kept[1]
+
+    def _memory(self, turn: int) -> torch.Tensor:
+        """Private memory for rows that come; shared memory for products that go, if there is some,
+        because peers then read them in place."""
+        memory = self.fabric.memory
+        if not self.exchange.gathers:
+            with contextlib.suppress(Unsupported):
+                return memory.workspace("partial", self._bytes, turn).memory
+        return memory.private(self._bytes)
 
     def repeat(self, proposal: Proposal) -> None:
         return None
