@@ -75,6 +75,8 @@ class Channel {
   Outcome work(Job& job, bool patient);
   void announce(Job& job);
   Outcome agree(Job& job, bool patient);
+  Outcome agree_on_job(Job& job, bool patient);
+  Outcome agree_on_call(Job& job, bool patient);
   Outcome say(Job& job, bool patient);
   Outcome deliver(Job& job, bool patient);
   void prepare(Job& job);

@@ -15,7 +15,7 @@ from weft.fabric import _native
 Items = tuple[tuple[str, Any], ...]
 
 UNSHARED = "unshared"
-"""The name of an item of `own`: this rank has not exposed its inputs to its peers."""
+"""The name of an item of `own`: this rank has exposed no memory to its peers."""
 
 PEERS_DECIDE = "peers decide"
 """The name of an item of `same` that is True if the result of a rank depends on sizes that only its
@@ -45,12 +45,12 @@ class Proposal:
 
     @cached_property
     def unshared(self) -> Proposal:
-        """The same call, with inputs that peers cannot read."""
+        """The same call, with no memory that peers could touch."""
         return replace(self, own=(*self.own, (UNSHARED, True))).checked()
 
     @property
     def shares(self) -> bool:
-        """Whether peers can read the inputs of the rank."""
+        """Whether the rank has exposed what a plan may need."""
         return not any(name == UNSHARED for name, _ in self.own)
 
     @classmethod

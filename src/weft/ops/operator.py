@@ -11,7 +11,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -27,11 +27,12 @@ from weft.ops.known import Adapt, Again, Known, Operands, key_of
 from weft.ops.known import Output as Output
 from weft.ops.operands import resolve_group
 from weft.plan.tasks import Plannable
+from weft.run import record
 from weft.run import session as sessions
-from weft.run.call import CHOSEN, Combine, Request, Tensors, carry_out
+from weft.run.call import CHOSEN, Combine, Request, Tensors, carry_out, repeat
 from weft.run.ranges import profiled, range_of
 from weft.run.results import empty
-from weft.run.session import Session
+from weft.run.session import Runner, Session
 from weft.schedule import Schedule
 from weft.select import auto
 from weft.select.decide import AnySchedule, Decision, decide, requested
@@ -235,12 +236,38 @@ def _holds(known: Known) -> bool:
 
 def _run_known(session: Session, known: Known, arguments: tuple[Any, ...]) -> Any:
     assert known.again is not None
+    runner = session.runners.get(known.proposal.signature)
+    own = runner is not None and not runner.program.shares and record.active is None
     try:
         operands = known.again(*arguments)
+        if own:
+            assert runner is not None
+            tensors, results = _own_tensors(session.fabric, runner, known, operands)
     except Exception as error:
         session.fabric.refuse(known.proposal.operation, error)
         raise
-    return operands.result(_carry_out(session, known, operands, None)[0])
+    if not own:
+        return operands.result(_carry_out(session, known, operands, None)[0])
+    assert runner is not None
+    with session.fabric.lock:
+        if not repeat(session, runner, known.proposal, known.decision.why, tensors):
+            results = _carry_out(session, known, operands, None, entered=True)[0]
+    return operands.result(results)
+
+
+def _own_tensors(
+    fabric: Fabric, runner: Runner, known: Known, operands: Operands
+) -> tuple[Tensors, Tensors]:
+    """The tensors of a known call for which nothing is exposed, and those of them that it makes."""
+    inputs, _, outputs, stored = operands
+    plan = runner.plan
+    if known.adapt is not None:
+        inputs = known.adapt(cast(Schedule, plan.schedule), inputs)
+    if stored is not None:
+        outputs, _ = _stored(fabric, cast(Schedule, plan.schedule), stored, None)
+    assert outputs is not None
+    results = outputs(plan.operation)
+    return {**inputs, **results}, results
 
 
 def _bind_and_run(
@@ -308,9 +335,14 @@ def _known(operator: Operator, fabric: Fabric, decision: Decision, bound: Bound)
 
 
 def _carry_out(
-    session: Session, call: Known, operands: Operands, output: PeerOutput | None
+    session: Session,
+    call: Known,
+    operands: Operands,
+    output: PeerOutput | None,
+    entered: bool = False,
 ) -> tuple[Tensors, Request]:
-    """Runs a call with its operands; returns its outputs by buffer name, and the request."""
+    """Runs a call with its operands; returns its outputs by buffer name, and the request. entered:
+    this rank has already entered the call, with `output` if that is not None."""
     fabric, decision = session.fabric, call.decision
     inputs, _, outputs, stored = operands
     peer_outputs: dict[str, PeerOutput] = {}
@@ -334,7 +366,7 @@ def _carry_out(
         Exposed({name: inputs[name] for name in call.shared}, call.workspaces, peer_outputs),
         outputs,
         decision.observe,
-        output is not None,
+        entered or output is not None,
         adapt,
     )
     try:

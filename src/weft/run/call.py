@@ -16,7 +16,15 @@ import torch
 from weft import fabric as fabrics
 from weft.errors import Unsupported
 from weft.fabric import Fabric
-from weft.fabric.interface import Call, Disagree, Exposed, NotShared, StepFlight
+from weft.fabric.interface import (
+    NOTHING_EXPOSED,
+    Call,
+    Disagree,
+    Exposed,
+    NotShared,
+    OwnProgram,
+    StepFlight,
+)
 from weft.fabric.proposal import Items, Proposal
 from weft.plan.tasks import Plan, Plannable
 from weft.plan.verify import verify
@@ -32,6 +40,7 @@ CHOSEN = "chosen"
 reason."""
 
 Tensors = dict[str, torch.Tensor]
+_NOTHING = Timeline(())
 Combine = Callable[[Sequence[Proposal]], Plannable]
 Outputs = Callable[[Plannable], Tensors]
 
@@ -78,8 +87,8 @@ def _carry_out(session: Session, request: Request, expects: bool) -> Tensors:
         expected, exposed = None, request.exposed
         if runner is not None:
             expected = runner.program
-            if exposed.inputs and not expected.shares_inputs:
-                proposal, exposed = proposal.unshared, exposed._replace(inputs={})
+            if not expected.shares:
+                proposal, exposed = proposal.unshared, NOTHING_EXPOSED
         with fabric.call(proposal, exposed, expected, request.entered) as call:
             while True:
                 if runner is None:
@@ -101,6 +110,19 @@ def _carry_out(session: Session, request: Request, expects: bool) -> Tensors:
         if request.observe is not None:
             request.observe(seconds)
         return results
+
+
+def repeat(
+    session: Session, runner: Runner, proposal: Proposal, why: str, tensors: Tensors
+) -> bool:
+    """Repeats a call for which nothing is exposed. Returns False if the headers of the ranks differ
+    from the last time: this rank has then entered the call, and it must be planned again."""
+    with session.fabric.lock:
+        started = time.perf_counter()
+        if not cast(OwnProgram, runner.program).once(proposal.unshared, tensors):
+            return False
+        session.finished(runner, why or runner.why, started, _NOTHING)
+        return True
 
 
 def _note(
@@ -162,8 +184,8 @@ def _agree(session: Session, call: Call, request: Request) -> Runner:
         verify(plan)
         runner = prepared(fabric, plan, request.exposed, signatures, why, request.asked)
         session.keep(signatures, runner)
-    if runner.program.shares_inputs and not all(proposal.shares for proposal in proposals):
-        raise NotShared("a rank has not exposed its inputs")
+    if runner.program.shares and not all(proposal.shares for proposal in proposals):
+        raise NotShared("a rank has not exposed its memory")
     session.keep(request.proposal.signature, runner)
     runner.tally.why = request.why or runner.why
     return runner

@@ -63,7 +63,7 @@ class DeviceProgram:
     """Implements `weft.fabric.interface.Program`."""
 
     computes = True
-    shares_inputs = True
+    shares = True
     way = ""
 
     def __init__(

@@ -43,7 +43,7 @@ class EngineProgram:
     """Implements `weft.fabric.Program`: made once, started at every call."""
 
     computes = True
-    shares_inputs = True
+    shares = True
     way = ""
 
     def __init__(
