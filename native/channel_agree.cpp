@@ -128,21 +128,23 @@ int Channel::overfull(const Job& job) const {
   return -1;
 }
 
-// Of a call: every rank announces the same, or one has entered with another header than expected. A
-// rank that expected another header itself announces once more, so nothing but the same will do.
+// Of a call: the headers of all ranks are as expected, and then every rank announces the same. Headers
+// alone decide, so that all ranks decide alike. A rank that expected others has announced something
+// else, and announces once more, so nothing but the same will do.
 Outcome Channel::agree_on_call(Job& job, bool patient) {
   Heap& heap = fabric_.heap();
   const uint64_t wanted = job.number << 32 | signature(job);
-  int next = 0;
+  int here = 0, next = 0;
   bool differs = false;
   const auto all_here = [&] {
-    for (; next < world_; ++next) {
-      if (announced(job, next).stamp.load(std::memory_order_acquire) == wanted) continue;
-      RankControl& peer = heap.control(next);  // a header is written before `entered` is set
-      differs = peer.entered.get() >= job.call &&
-                peer.headers[job.call % 2].signature != job.expected[size_t(next)];
-      return differs;
+    for (; here < world_; ++here) {
+      RankControl& peer = heap.control(here);
+      if (peer.entered.get() < job.call) return false;  // its header was written before
+      differs = peer.headers[job.call % 2].signature != job.expected[size_t(here)];
+      if (differs) return true;
     }
+    for (; next < world_; ++next)
+      if (announced(job, next).stamp.load(std::memory_order_acquire) != wanted) return false;
     return true;
   };
   come_to(Point::channel_agree);
