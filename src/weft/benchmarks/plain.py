@@ -13,12 +13,15 @@ import torch.distributed as dist
 
 from weft.benchmarks import Check, Result, part
 from weft.errors import keeping
+from weft.fabric import of
 from weft.measure.launch import Report, launch
 from weft.measure.measurement import interleaved
 from weft.measure.plain_arms import NAMES, plain_arms
+from weft.run import session as sessions
 from weft.run.explain import explain_plan
+from weft.select import auto
 from weft.select.decision import AUTO
-from weft.select.guard import MOST_CALLS
+from weft.select.guard import CALLS
 
 WORLD, N, K = 2, 1024, 1024
 ROWS = (1, 2, 8, 33, 64, 128, 256, 1024, 4096)
@@ -105,12 +108,11 @@ def _compare(name: str, m: int, layout: str) -> Found:
     torch.manual_seed(dist.get_rank())
     w = torch.randn(K, N) if layout == LAYOUTS[0] else torch.randn(N, K).t()
     arms = plain_arms(name, m, w)
-    auto = arms.call(AUTO)
-    for _ in range(MOST_CALLS + 1):
-        auto()
+    chosen = arms.call(AUTO)
+    _settle(chosen)
     said = explain_plan()
     assert said is not None
-    calls = {AUTO: auto, SERIAL: arms.call(SERIAL), GLOO: arms.gloo, WEFT: arms.weft}
+    calls = {AUTO: chosen, SERIAL: arms.call(SERIAL), GLOO: arms.gloo, WEFT: arms.weft}
 
     def several(count: int) -> dict[str, Callable[[], None]]:
         return {arm: partial(_repeat, call, count) for arm, call in calls.items()}
@@ -124,6 +126,18 @@ def _compare(name: str, m: int, layout: str) -> Found:
         return [one / other for one, other in zip(samples[arm], samples[plain], strict=True)]
 
     return Found(name, layout, m, said[1].schedule, plain, ratios(AUTO), ratios(SERIAL))
+
+
+def _settle(call: Callable[[], object]) -> None:
+    """Calls `auto` until rank 0 has settled on a schedule."""
+    guards = auto.of(sessions.of(of(None))).guards
+    waiting = torch.ones(1)
+    while waiting:
+        for _ in range(CALLS):
+            call()
+        waiting[0] = any(not guard.settled for guard in guards.values())
+        dist.broadcast(waiting, 0)
+    call()  # the first with a choice that is final
 
 
 def _repeat(call: Callable[[], object], count: int) -> None:
