@@ -32,7 +32,7 @@ from weft.run import session as sessions
 from weft.run.call import CHOSEN, Combine, Request, Tensors, carry_out, repeat
 from weft.run.ranges import profiled, range_of
 from weft.run.results import empty
-from weft.run.session import Runner, Session
+from weft.run.session import Session
 from weft.schedule import Schedule
 from weft.select import auto
 from weft.select.decide import AnySchedule, Decision, decide, requested
@@ -236,38 +236,28 @@ def _holds(known: Known) -> bool:
 
 def _run_known(session: Session, known: Known, arguments: tuple[Any, ...]) -> Any:
     assert known.again is not None
-    runner = session.runners.get(known.proposal.signature)
+    fabric, proposal = session.fabric, known.proposal
+    runner = session.runners.get(proposal.signature)
     own = runner is not None and not runner.program.shares and record.active is None
     try:
         operands = known.again(*arguments)
-        if own:
-            assert runner is not None
-            tensors, results = _own_tensors(session.fabric, runner, known, operands)
+        if runner is not None and own:
+            inputs, _, outputs, stored = operands
+            if known.adapt is not None:
+                inputs = known.adapt(cast(Schedule, runner.plan.schedule), inputs)
+            if stored is not None:
+                outputs, _ = _stored(fabric, None, stored, None)
+            assert outputs is not None
+            results = outputs(runner.plan.operation)
     except Exception as error:
-        session.fabric.refuse(known.proposal.operation, error)
+        fabric.refuse(proposal.operation, error)
         raise
-    if not own:
+    if runner is None or not own:
         return operands.result(_carry_out(session, known, operands, None)[0])
-    assert runner is not None
-    with session.fabric.lock:
-        if not repeat(session, runner, known.proposal, known.decision.why, tensors):
+    with fabric.lock:
+        if not repeat(session, runner, proposal, known.decision.why, {**inputs, **results}):
             results = _carry_out(session, known, operands, None, entered=True)[0]
     return operands.result(results)
-
-
-def _own_tensors(
-    fabric: Fabric, runner: Runner, known: Known, operands: Operands
-) -> tuple[Tensors, Tensors]:
-    """The tensors of a known call for which nothing is exposed, and those of them that it makes."""
-    inputs, _, outputs, stored = operands
-    plan = runner.plan
-    if known.adapt is not None:
-        inputs = known.adapt(cast(Schedule, plan.schedule), inputs)
-    if stored is not None:
-        outputs, _ = _stored(fabric, cast(Schedule, plan.schedule), stored, None)
-    assert outputs is not None
-    results = outputs(plan.operation)
-    return {**inputs, **results}, results
 
 
 def _bind_and_run(

@@ -116,13 +116,13 @@ def repeat(
     session: Session, runner: Runner, proposal: Proposal, why: str, tensors: Tensors
 ) -> bool:
     """Repeats a call for which nothing is exposed. Returns False if the headers of the ranks differ
-    from the last time: this rank has then entered the call, and it must be planned again."""
-    with session.fabric.lock:
-        started = time.perf_counter()
-        if not cast(OwnProgram, runner.program).once(proposal.unshared, tensors):
-            return False
-        session.finished(runner, why or runner.why, started, _NOTHING)
-        return True
+    from the last time: this rank has then entered the call, and it must be planned again. The
+    caller holds the lock of the fabric."""
+    started, program = time.perf_counter(), cast(OwnProgram, runner.program)
+    if not program.once(proposal.unshared, tensors):
+        return False
+    session.finished(runner, why or runner.why, started, _NOTHING)
+    return True
 
 
 def _note(

@@ -121,11 +121,16 @@ class CollectiveProgram:
         kind = collective.kind
         self.way = f"{kind.name}, then one GEMM" if self.gathers else f"one GEMM, then {kind.name}"
         self._waiting_for = f"the {kind.name} of its peers"
-        self.weights = collective.weights
+        self.names = [(f"w{i}", f"y{i}") for i in range(collective.weights)]
+        """The weights and results of what is gathered."""
+        inner = getattr(plan.operation, "inner", None)
+        self._inner = collective.columns if inner is None else inner[fabric.rank]
         dtype, schedule = DTYPES[plan.operation.dtype], cast(Schedule, plan.schedule)
         self._dtype = dtype.torch
         self._bytes = collective.rows * collective.columns * dtype.bytes
-        self._held: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        nothing = torch.empty(0, device="cpu")
+        self._held = [(nothing, nothing), (nothing, nothing)]
+        """By turn: memory, and the view of it that is between the collective and the products."""
         self._channel = channel
         self._signatures = list(signatures)
         self._exchange = _native.Exchange(
@@ -174,27 +179,31 @@ class CollectiveProgram:
         between = self.between(call, tensors)
         if self.gathers:
             self.exchange(call, tensors["x"], between, False)
-            for i in range(self.weights):
-                multiply(between, tensors[f"w{i}"], tensors[f"y{i}"])
+            for w, y in self.names:
+                self.multiply(between, tensors[w], tensors[y])
         else:
-            multiply(tensors["x"], tensors["w"], between)
+            self.multiply(tensors["x"], tensors["w"], between)
             self.exchange(call, between, tensors["y"], False)
+
+    def multiply(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
+        """c = a @ b."""
+        if self._inner:
+            torch.mm(a, b, out=c)
+        else:
+            c.zero_()
 
     def between(self, call: int, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
         """The gathered rows, or the product that is sent."""
         if "gathered" in tensors:  # an output
             return tensors["gathered"]
         memory = self._memory(call % 2)
-        pointer = memory.data_ptr()
-        kept = self._held.get(pointer)
-        if kept is None or kept[0] is not memory:
+        kept, view = self._held[call % 2]
+        if kept is not memory:
             with torch.inference_mode(False):  # later calls may be outside of it
                 view = memory[: self._bytes].view(self._dtype)
                 view = view.view(self.collective.rows, self.collective.columns)
-            if len(self._held) > 2:  # there are two turns
-                self._held.clear()
-            kept = self._held[pointer] = (memory, view)
-        return kept[1]
+            self._held[call % 2] = (memory, view)
+        return view
 
     def _memory(self, turn: int) -> torch.Tensor:
         """Private memory for rows that come; shared memory for products that go, if there is some,
@@ -257,11 +266,3 @@ class CollectiveFlight:
 
     def cancel(self) -> None:
         """Does nothing: only this thread touches the buffers, and it has stopped."""
-
-
-def multiply(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
-    """c = a @ b."""
-    if a.shape[1]:
-        torch.mm(a, b, out=c)
-    else:
-        c.zero_()

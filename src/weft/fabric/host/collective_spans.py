@@ -27,8 +27,8 @@ def recorded(program: CollectiveProgram, call: int, tensors: dict[str, torch.Ten
     between, spans = program.between(call, tensors), list[Span]()
     if program.gathers:
         spans += _moved(program, program.exchange(call, tensors["x"], between, True))
-        for i in range(program.weights):
-            spans += _multiplied(program, between, tensors[f"w{i}"], tensors[f"y{i}"], i)
+        for number, (w, y) in enumerate(program.names):
+            spans += _multiplied(program, between, tensors[w], tensors[y], number)
     else:
         spans += _multiplied(program, tensors["x"], tensors["w"], between, 0)
         spans += _moved(program, program.exchange(call, between, tensors["y"], True))
@@ -38,10 +38,8 @@ def recorded(program: CollectiveProgram, call: int, tensors: dict[str, torch.Ten
 def _multiplied(
     program: CollectiveProgram, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, number: int
 ) -> list[Span]:
-    from weft.fabric.host.collective_program import multiply
-
     start = time.monotonic_ns()
-    multiply(a, b, c)
+    program.multiply(a, b, c)
     end = time.monotonic_ns()
     plan, rank = program.plan, program.fabric.rank
     lane = plan.lanes.get((rank, COMPUTE), ())
