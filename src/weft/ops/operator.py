@@ -27,7 +27,7 @@ from weft.ops.known import Adapt, Again, Known, Operands, key_of
 from weft.ops.known import Output as Output
 from weft.ops.operands import resolve_group
 from weft.plan.tasks import Plannable
-from weft.run import record
+from weft.run import record as recording
 from weft.run import session as sessions
 from weft.run.call import CHOSEN, Combine, Request, Tensors, carry_out, repeat
 from weft.run.ranges import profiled, range_of
@@ -238,7 +238,7 @@ def _run_known(session: Session, known: Known, arguments: tuple[Any, ...]) -> An
     assert known.again is not None
     fabric, proposal = session.fabric, known.proposal
     runner = session.runners.get(proposal.signature)
-    own = runner is not None and not runner.program.shares and record.active is None
+    own = runner is not None and not runner.program.shares and recording.active is None
     try:
         operands = known.again(*arguments)
         if runner is not None and own:
