@@ -26,6 +26,7 @@ uint32_t Channel::signature(const Job& job) const {
   mix(reduces(job.kind) ? uint64_t(job.reduction) : 0);
   mix(uint64_t(job.root) << 1 | job.uneven);
   mix(job.chunk);
+  mix(job.slots);
   mix(tuning_.small);
   for (const uint64_t size : job.sizes) mix(size);
   for (const uint64_t header : job.expected) mix(header);
@@ -93,6 +94,7 @@ void Channel::announce(Job& job) {
   job.chunk = chunk_of(job);
   job.bounded = piece < job.chunk;
   if (job.bounded) job.chunk = piece;
+  job.slots = std::min(tuning_.slots, kRingBytes / job.chunk);
   Announcement& own = of(rank_).announcements[job.number % 2];
   char* data = own.data;
   own.place = 0;

@@ -120,6 +120,7 @@ class Facts:
 SMALL_BYTES: int
 LEAST_CHUNK_BYTES: int
 MOST_CHUNK_BYTES: int
+SLOTS: int
 STREAM_BYTES: int
 
 def learn_tensors(type: type) -> bool: ...
@@ -164,7 +165,9 @@ class Channel:
         /,
     ) -> Job | None: ...
     def last(self) -> Facts: ...
-    def tune(self, small: int, least_chunk: int, most_chunk: int, stream: int, /) -> None: ...
+    def tune(
+        self, small: int, least_chunk: int, most_chunk: int, slots: int, stream: int, /
+    ) -> None: ...
     def alike(
         self,
         kind: int,
