@@ -16,20 +16,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 NATIVE := $(filter-out native/tests/% native/loom/%, $(wildcard native/*.* native/*/*.cpp native/*/*.h native/*/*.inc))
 
-TESTS_AT_A_TIME ?= 4
-
-.PHONY: demo test pytest check setup clean native-test odr sanitize conformance chaos fuzz wheel-check docs
+.PHONY: demo test check setup clean native-test odr sanitize conformance chaos fuzz wheel-check docs
 
 demo: setup
 	$(BIN)/weft demo
 
-# Tests often wait for ranks, links and deadlines: twice as many at a time as there are cores, and the
-# checks beside them.
-test: setup
-	@$(MAKE) --no-print-directory --jobs 2 check pytest
-
-pytest: setup
-	$(BIN)/python -m pytest -n $(TESTS_AT_A_TIME) --dist worksteal
+# Half of the time tests wait for each other's ranks, links and deadlines: two of them at a time.
+test: check
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 check: setup
 	$(BIN)/ruff check .
