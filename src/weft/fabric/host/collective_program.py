@@ -44,7 +44,7 @@ _EMPTY = 64
 """The address that stands for an empty tensor, which has none. Nothing is read there."""
 
 
-class Collective(NamedTuple):
+class OneCollective(NamedTuple):
     """The collective of a serial plan on one rank, in bytes. sizes: what all ranks know, empty if
     every pair of ranks has a size of its own. given and taken: this rank's pieces, one behind the
     other. gathers: whether it comes before the products. rows and columns: of what it makes for
@@ -61,7 +61,7 @@ class Collective(NamedTuple):
     weights: int = 1
 
 
-def collective_of(plan: Plan, rank: int) -> Collective | None:
+def collective_of(plan: Plan, rank: int) -> OneCollective | None:
     """The one collective that carries out the communication of a plan; None if there is none."""
     op, schedule = plan.operation, plan.schedule
     if not isinstance(schedule, Schedule) or not schedule.serial or schedule.engine == "direct":
@@ -74,7 +74,7 @@ def collective_of(plan: Plan, rank: int) -> Collective | None:
     if isinstance(op, AllGatherMatmul):
         sizes = tuple(rows * op.k * item for rows in op.rows)
         own = (sizes[rank],)
-        made = Collective(ALL_GATHER, sizes, own, sizes, any(sizes), True, op.m, op.k)
+        made = OneCollective(ALL_GATHER, sizes, own, sizes, any(sizes), True, op.m, op.k)
         return made._replace(weights=len(op.columns[rank]))
     if isinstance(op, AllToAllMatmul):
         made = _by_pair(op.splits, rank, True, op.received(rank), op.k, item)
@@ -83,23 +83,23 @@ def collective_of(plan: Plan, rank: int) -> Collective | None:
         return _by_pair(op.splits, rank, False, sum(op.splits[rank]), op.n, item)
     if isinstance(op, MatmulAllReduce):
         whole = (op.m * op.n * item,)
-        return Collective(ALL_REDUCE, whole, whole, whole, any(whole), False, op.m, op.n)
+        return OneCollective(ALL_REDUCE, whole, whole, whole, any(whole), False, op.m, op.n)
     if isinstance(op, MatmulReduceScatter):
         sizes = tuple(rows * op.n * item for rows in op.rows)
         own = (sizes[rank],)
-        return Collective(REDUCE_SCATTER, sizes, sizes, own, any(sizes), False, op.m, op.n)
+        return OneCollective(REDUCE_SCATTER, sizes, sizes, own, any(sizes), False, op.m, op.n)
     return None
 
 
 def _by_pair(
     splits: Sequence[Sequence[int]], rank: int, gathers: bool, rows: int, columns: int, item: int
-) -> Collective:
+) -> OneCollective:
     row = columns * item
     given = tuple(rows * row for rows in splits[rank])
     taken = tuple(sizes[rank] * row for sizes in splits)
     every = {rows * row for sizes in splits for rows in sizes}
     sizes = given[:1] if len(every) == 1 else ()
-    return Collective(ALL_TO_ALL, sizes, given, taken, any(every), gathers, rows, columns)
+    return OneCollective(ALL_TO_ALL, sizes, given, taken, any(every), gathers, rows, columns)
 
 
 class CollectiveProgram:
@@ -113,7 +113,7 @@ class CollectiveProgram:
         plan: Plan,
         fabric: ProcessFabric,
         channel: _native.Channel,
-        collective: Collective,
+        collective: OneCollective,
         signatures: Sequence[int],
     ) -> None:
         self.plan, self.fabric, self.collective = plan, fabric, collective
