@@ -40,7 +40,7 @@ HEADERS = ("operator", "w", "M", "auto is", "auto/plain", "middle half", "serial
 
 
 @dataclass(frozen=True)
-class Compared:
+class PlainCase:
     """One case: what `auto` chose, the faster plain composition, and ratios to it in each round."""
 
     name: str
@@ -59,7 +59,7 @@ class Compared:
 def run(report: Report) -> Result:
     """Each operator on 2 ranks of one thread, fp32, N = K = 1024, at memory speed. M is the number
     of rows in all, or on every rank for all-to-all. `auto` has settled before it is measured."""
-    found: list[Compared] = []
+    found: list[PlainCase] = []
     with keeping(lambda: _result(found) if found else None):
         for number, name in enumerate(NAMES):
             progress = part(report, number, len(NAMES))
@@ -69,14 +69,14 @@ def run(report: Report) -> Result:
 
 def quick(report: Report) -> Result:
     """Two operators with few rows and one layout."""
-    found: list[Compared] = []
+    found: list[PlainCase] = []
     for number, name in enumerate(QUICK_NAMES):
         progress = part(report, number, len(QUICK_NAMES))
         found += launch(WORLD, _measure, name, QUICK_ROWS, LAYOUTS[1:], report=progress)[0]
     return _result(found)
 
 
-def _result(found: Sequence[Compared]) -> Result:
+def _result(found: Sequence[PlainCase]) -> Result:
     checks = []
     for name in dict.fromkeys(one.name for one in found):
         worst = max((one for one in found if one.name == name), key=lambda one: one.ratio)
@@ -85,7 +85,7 @@ def _result(found: Sequence[Compared]) -> Result:
     return Result(HEADERS, [_row(one) for one in found], checks)
 
 
-def _row(found: Compared) -> list[str | float | int | None]:
+def _row(found: PlainCase) -> list[str | float | int | None]:
     low, _, high = statistics.quantiles(found.auto, n=4)
     auto, serial = f"{found.ratio:.2f}x", f"{statistics.median(found.serial):.2f}x"
     half = f"{low:.2f}-{high:.2f}"
@@ -95,7 +95,7 @@ def _row(found: Compared) -> list[str | float | int | None]:
 
 def _measure(
     report: Report, name: str, all_rows: Sequence[int], layouts: Sequence[str]
-) -> list[Compared]:
+) -> list[PlainCase]:
     found = []
     cases = [(m, layout) for m in all_rows for layout in layouts]
     for number, (m, layout) in enumerate(cases):
@@ -104,7 +104,7 @@ def _measure(
     return found
 
 
-def _compare(name: str, m: int, layout: str) -> Compared:
+def _compare(name: str, m: int, layout: str) -> PlainCase:
     torch.manual_seed(dist.get_rank())
     w = torch.randn(K, N) if layout == LAYOUTS[0] else torch.randn(N, K).t()
     arms = plain_arms(name, m, w)
@@ -125,7 +125,7 @@ def _compare(name: str, m: int, layout: str) -> Compared:
     def ratios(arm: str) -> list[float]:
         return [one / other for one, other in zip(samples[arm], samples[plain], strict=True)]
 
-    return Compared(name, layout, m, said[1].schedule, plain, ratios(AUTO), ratios(SERIAL))
+    return PlainCase(name, layout, m, said[1].schedule, plain, ratios(AUTO), ratios(SERIAL))
 
 
 def _settle(call: Callable[[], object]) -> None:
