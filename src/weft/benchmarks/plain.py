@@ -15,7 +15,7 @@ from weft.benchmarks import Check, Result, part
 from weft.errors import keeping
 from weft.fabric import of
 from weft.measure.launch import Report, launch
-from weft.measure.measurement import interleaved
+from weft.measure.measurement import interleaved, timed
 from weft.measure.plain_arms import NAMES, plain_arms
 from weft.run import session as sessions
 from weft.run.explain import explain_plan
@@ -30,7 +30,7 @@ LAYOUTS = ("w", "w.t()")
 SAMPLE = 0.006
 """The seconds of one sample, about: as many calls as fit, so that the common start does not
 matter."""
-REPEAT, FEW_REPEAT, LONG = 15, 5, 0.01
+REPEAT, FEW_REPEAT, LONG = 13, 5, 0.01
 """The number of rounds, and the same if a call takes longer than LONG seconds."""
 MOST = 1.05
 """The most that a call may take, in times of the faster of the plain compositions."""
@@ -109,7 +109,7 @@ def _compare(name: str, m: int, layout: str) -> PlainCase:
     w = torch.randn(K, N) if layout == LAYOUTS[0] else torch.randn(N, K).t()
     arms = plain_arms(name, m, w)
     chosen = arms.call(AUTO)
-    _settle(chosen)
+    once = _settle(chosen)
     said = explain_plan()
     assert said is not None
     calls = {AUTO: chosen, SERIAL: arms.call(SERIAL), GLOO: arms.gloo, WEFT: arms.weft}
@@ -117,7 +117,6 @@ def _compare(name: str, m: int, layout: str) -> PlainCase:
     def several(count: int) -> dict[str, Callable[[], None]]:
         return {arm: partial(_repeat, call, count) for arm, call in calls.items()}
 
-    once = min(min(taken) for taken in interleaved(several(1), 2, _silent).values())
     repeat = FEW_REPEAT if once > LONG else REPEAT
     samples = interleaved(several(max(1, round(SAMPLE / once))), repeat, _silent)
     plain = min((GLOO, WEFT), key=lambda arm: statistics.median(samples[arm]))
@@ -128,8 +127,8 @@ def _compare(name: str, m: int, layout: str) -> PlainCase:
     return PlainCase(name, layout, m, said[1].schedule, plain, ratios(AUTO), ratios(SERIAL))
 
 
-def _settle(call: Callable[[], object]) -> None:
-    """Calls `auto` until rank 0 has settled on a schedule."""
+def _settle(call: Callable[[], object]) -> float:
+    """Calls `auto` until rank 0 has settled on a schedule; returns the seconds of a call."""
     guards = auto.of(sessions.of(of(None))).guards
     waiting = torch.ones(1)
     while waiting:
@@ -138,6 +137,9 @@ def _settle(call: Callable[[], object]) -> None:
         waiting[0] = any(not guard.settled for guard in guards.values())
         dist.broadcast(waiting, 0)
     call()  # the first with a choice that is final
+    seconds = torch.tensor(min(timed(call) for _ in range(3)), dtype=torch.float64)
+    dist.all_reduce(seconds, dist.ReduceOp.MAX)
+    return seconds.item()
 
 
 def _repeat(call: Callable[[], object], count: int) -> None:
