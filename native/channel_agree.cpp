@@ -79,6 +79,7 @@ void Channel::announce(Job& job) {
   job.deadline = later(job.started, job.patience);
   const Links& links = fabric_.links();
   job.chunk = std::min<uint64_t>(tuning_.chunk, links.piece_bytes() / 64 * 64);
+  if (job.call) job.chunk = tuning_.chunk;  // whatever the links of a rank: headers have agreed
   Announcement& own = of(rank_).announcements[job.number % 2];
   char* data = own.data;
   own.place = 0;

@@ -110,7 +110,7 @@ SCENARIOS = {
         (*CALL[::2], "announce", "channel_agree", "channel_post", "channel_take", "channel_move"),
     ),
     "serial sum": Scenario(
-        sums_serially, ("enter", "channel_agree", "channel_move", "channel_release"), "200MB/s"
+        sums_serially, ("enter", "channel_agree", "channel_move", "channel_finish"), "200MB/s"
     ),
     "few rows": Scenario(few_rows, (*CALL, "kernel_wait", "kernel_signal")),
     "few rows, paced": Scenario(few_rows, ("kernel_release",), "2MB/s"),
