@@ -16,12 +16,12 @@ from torch.autograd import forward_ad
 
 from weft.fabric import is_set
 from weft.fabric.proposal import Proposal
+from weft.ops.modes import PLAIN
 from weft.plan.tasks import Plannable
 from weft.run.call import Combine, Tensors
 from weft.schedule import Schedule
 from weft.select.decide import AUTO, AnySchedule, Decision
 
-_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 _STRIDED = torch.strided
 _VALUES = frozenset({int, bool, str, type(None)})
 
@@ -84,7 +84,7 @@ def key_of(name: str, schedule: object, arguments: Sequence[Any]) -> Hashable | 
         kind = type(argument)
         if kind in _VALUES:
             key.append(argument)
-        elif kind in _TENSORS:
+        elif kind in PLAIN:
             if argument.layout is not _STRIDED or argument.is_nested:
                 return None
             if graph and argument.requires_grad:
