@@ -170,9 +170,9 @@ def _contiguous(made: Any) -> Any:
 
 
 def through_torch(operator: Operator, registered: Any, *positional: Any, **keywords: Any) -> Any:
-    """A call that autograd, a graph or a mode of torch must see (`operands.dispatched`). registered:
-    `torch.ops.weft.NAME`. A call with plain tensors that only autograd must see goes to it directly,
-    because the dispatcher would take longer than a small product."""
+    """A call that autograd, a graph or a mode of torch must see (`operands.dispatched`).
+    registered: `torch.ops.weft.NAME`. If only autograd must see it, the call does not go through
+    the dispatcher, which would take longer than a small product."""
     if not torch.compiler.is_compiling() and not modes.active() and modes.plain(positional):
         return record(_gradients[operator.name], positional, keywords)
     return registered(*positional, **keywords)

@@ -16,7 +16,7 @@ from torch._library.autograd import Info, make_autograd_impl
 
 from weft.ops import modes
 
-_any_requires_grad: Callable[..., bool] = torch._C._any_requires_grad  # type: ignore[attr-defined]
+_any_requires_grad: Callable[..., bool] = torch._C._any_requires_grad
 
 
 class Gradient(NamedTuple):
