@@ -212,7 +212,7 @@ class CollectiveProgram:
         if not self.gathers:
             with contextlib.suppress(Unsupported):
                 return memory.workspace("partial", self._bytes, turn).memory
-        return memory.private(self._bytes)
+        return memory.private(self._bytes).memory
 
     def exchange(
         self, call: int, source: torch.Tensor, target: torch.Tensor, record: bool
