@@ -191,6 +191,7 @@ NB_MODULE(_native, m) {
            },
            "program"_a, "number"_a, "deadline"_a, "pointers"_a, "signatures"_a, "record"_a,
            "small"_a = false)
+      .def("is_small", &Fabric::is_small, "program"_a)
       .def("cancel", [](Fabric&, RunningCall& c) { c.call->cancel.store(true); })
       .def(
           "finish", [](Fabric& f, RunningCall& c) { return result(f.finish(*c.call)); }, Unlocked())

@@ -99,7 +99,8 @@ Outcome Fabric::agree(uint64_t call, const std::vector<uint64_t>& signatures, in
 
 void Fabric::launch(const std::shared_ptr<Call>& call, bool small) {
   call->lanes_left.store(int(call->program->lanes.size()));
-  if (!small || !begin_small(*call)) push(*call);
+  if (small && !call->record && is_small(*call->program)) return begin_small(*call);
+  push(*call);
 }
 
 void Fabric::push(Call& call) {

@@ -106,6 +106,9 @@ class Fabric {
   // small: the thread that waits for the call may make its copies itself, if they are small. Only
   // `wait`, `wait_doorbell` and `finish` may then wait for them.
   void launch(const std::shared_ptr<Call>& call, bool small = false);
+  // Whether the copies of a program are small, and a waiting thread spins for long enough to make
+  // them. Those of a paced link are made by engines, which keep its time.
+  bool is_small(const Program& program) const;
   // Waits for every command of the call; once it is cancelled, until no engine touches a buffer of
   // the call any more.
   Outcome finish(Call& call);
@@ -125,7 +128,7 @@ class Fabric {
 
  private:
   void push(Call& call);
-  bool begin_small(Call& call);
+  void begin_small(Call& call);
   void copy_small(Call& call, const Signal* signal, uint64_t target);
   Outcome advance_small(Call& call);
   void end_small(Call& call, const Outcome& outcome);

@@ -13,20 +13,21 @@ constexpr size_t kSmallCommands = 64;       // the same, for copies of few bytes
 
 }  // namespace
 
-// Whether the copies of a call are small. If they are recorded or paced, engines make them.
-bool Fabric::begin_small(Call& call) {
-  if (call.record || links_.paced() || spin_ns_ <= 0) return false;
+bool Fabric::is_small(const Program& program) const {
+  if (links_.paced() || spin_ns_ <= 0) return false;
   uint64_t bytes = 0;
   size_t count = 0;
-  for (const auto& [peer, commands] : call.program->lanes) {
+  for (const auto& [peer, commands] : program.lanes) {
     count += commands.size();
     if (count > kSmallCommands) return false;
     for (const Command& command : commands) bytes += command.rows * command.row_bytes;
   }
-  if (count == 0 || bytes > kSmallBytes) return false;
+  return count > 0 && bytes <= kSmallBytes;
+}
+
+void Fabric::begin_small(Call& call) {
   for (const auto& [peer, commands] : call.program->lanes) call.made[peer] = 0;
   call.small = true;
-  return true;
 }
 
 // Makes copies until the signal has come, or all of them (null). Only the thread of the call comes

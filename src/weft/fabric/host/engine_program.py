@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 Counter = tuple[int, int]
 """(place of the rank in the machine, index)."""
+SMALL = "the copies are small: unless recorded, the thread that waits for them makes them"
+"""How a call is carried out whose copies take less time than to wake an engine."""
 _MAX_PEER_TENSORS = 256
 _MAX_PARTS = 256
 
@@ -45,7 +47,6 @@ class EngineProgram:
 
     computes = True
     shares = True
-    way = ""
 
     def __init__(
         self, plan: Plan, fabric: ProcessFabric, slots: Sequence[str], signatures: Sequence[int]
@@ -64,6 +65,7 @@ class EngineProgram:
             raise InvalidPlan(f"{self.label}: {', '.join(sorted(missing))} must be shared")
         counters = counters_of(plan, self.places)
         copies, num_lanes = self._copies(counters)
+        self._small = copies if num_lanes and len(self.places) == fabric.world else None
         transfers = self._transfers(counters)
         self.engines = fabric.reach.program(copies, transfers, plan, signatures)
         lane = plan.lanes.get((fabric.rank, COMPUTE), ())
@@ -75,6 +77,11 @@ class EngineProgram:
         self._shared = [b for b in workspace if b.name in slots]
         self.workspace_bytes = sum(_aligned(b.num_bytes) for b in self._private)
         self._peers: dict[tuple[int, str, int], torch.Tensor] = {}
+
+    @property
+    def way(self) -> str:
+        small = self._small is not None and self.fabric.heap.is_small(self._small)
+        return SMALL if small else ""
 
     def start(
         self, call: ProcessCall, tensors: dict[str, torch.Tensor], record: bool
