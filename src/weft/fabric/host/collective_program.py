@@ -193,7 +193,7 @@ class CollectiveProgram:
         """The gathered rows, or the product that is sent."""
         if "gathered" in tensors:  # an output
             return tensors["gathered"]
-        memory = self.fabric.memory.private(self._bytes)
+        memory = self.fabric.memory.private(self._bytes).memory
         if self._memory is not memory:
             with torch.inference_mode(False):  # later calls may be outside of it
                 view = memory[: self._bytes].view(self._dtype)
