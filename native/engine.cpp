@@ -7,6 +7,8 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "team.h"
+
 namespace weft {
 namespace {
 
@@ -14,16 +16,6 @@ constexpr int64_t kPause = 20'000'000;  // how often one that is held by a link 
 constexpr int64_t kEngineSpin = 5'000;  // engines share cores with compute: they spin only briefly
 
 }  // namespace
-
-void copy_2d(char* target, uint64_t target_pitch, const char* source, uint64_t source_pitch,
-             uint64_t rows, uint64_t row_bytes) {
-  if (target_pitch == row_bytes && source_pitch == row_bytes) {
-    std::memcpy(target, source, rows * row_bytes);
-    return;
-  }
-  for (uint64_t row = 0; row < rows; ++row)
-    std::memcpy(target + row * target_pitch, source + row * source_pitch, row_bytes);
-}
 
 char* address(Heap& heap, const Call& call, const End& end, const Command& command) {
   if (end.rank == heap.rank()) return call.pointers[end.buffer] + end.offset;
@@ -50,19 +42,23 @@ void become_responsive() {
   syscall(SYS_sched_setattr, 0, &attributes, 0);
 }
 
-Fabric::Fabric(int fd, int rank, int world, uint64_t span, int64_t spin_ns, int64_t engine_spin_ns)
-    : Fabric(std::make_shared<Heap>(fd, rank, world, span), spin_ns, engine_spin_ns) {}
+Fabric::Fabric(int fd, int rank, int world, uint64_t span, int64_t spin_ns, int64_t engine_spin_ns,
+               int cores)
+    : Fabric(std::make_shared<Heap>(fd, rank, world, span), spin_ns, engine_spin_ns, cores) {}
 
-Fabric::Fabric(std::shared_ptr<Heap> heap, int64_t spin_ns, int64_t engine_spin_ns)
+Fabric::Fabric(std::shared_ptr<Heap> heap, int64_t spin_ns, int64_t engine_spin_ns, int cores)
     : heap_(std::move(heap)),
       links_(*heap_),
       spin_ns_(spin_ns),
-      engine_spin_ns_(engine_spin_ns) {}
+      engine_spin_ns_(engine_spin_ns),
+      copiers_(std::make_unique<Copiers>(cores)) {}
 
 Fabric::~Fabric() {
   // The threads of the engines are the parent's: in a forked child there is nobody to stop.
-  if (heap_->forked())
+  if (heap_->forked()) {
     for (auto& [peer, engine] : engines_) engine.release();
+    (void)copiers_.release();
+  }
   engines_.clear();
 }
 
@@ -104,6 +100,7 @@ void Fabric::launch(const std::shared_ptr<Call>& call, bool small) {
 }
 
 void Fabric::push(Call& call) {
+  copiers_->leave(torch_threads() + int(call.program->lanes.size()));
   std::lock_guard lock(mutex_);
   for (const auto& [peer, commands] : call.program->lanes) {
     auto& engine = engines_[peer];
@@ -277,11 +274,15 @@ Outcome Engine::copy(Call& call, const Command& command, int64_t not_before) {
   Links& links = fabric_.links();
   const int64_t start = now_ns();
   const bool local = command.source.rank == command.target.rank;
+  const Rows all{target, command.target.pitch, source, command.source.pitch, command.rows,
+                 command.row_bytes};
   if (empty) {
     free_at_ = 0;
-  } else if (!links.paced() || local) {
-    copy_2d(target, command.target.pitch, source, command.source.pitch, command.rows,
-            command.row_bytes);
+  } else if (!links.paced()) {
+    fabric_.copiers().copy(all);
+    free_at_ = 0;
+  } else if (local) {
+    copy_rows(all);
     free_at_ = 0;
   } else {
     const uint64_t rows_at_once =
@@ -290,8 +291,9 @@ Outcome Engine::copy(Call& call, const Command& command, int64_t not_before) {
     for (uint64_t row = 0; row < command.rows; row += rows_at_once) {
       const uint64_t rows = std::min(rows_at_once, command.rows - row);
       end = links.reserve(command.source.rank, command.target.rank, rows * command.row_bytes, end);
-      copy_2d(target + row * command.target.pitch, command.target.pitch,
-              source + row * command.source.pitch, command.source.pitch, rows, command.row_bytes);
+      copy_rows({target + row * command.target.pitch, command.target.pitch,
+                 source + row * command.source.pitch, command.source.pitch, rows,
+                 command.row_bytes});
       const bool last = row + rows == command.rows;
       const int64_t until = end + (last ? links.latency() : 0);
       const Outcome paused = pause(call, until, command.holds_core);
@@ -323,4 +325,5 @@ Outcome Engine::pause(const Call& call, int64_t until, bool holds_core) {
     if (next == until) return {};
   }
 }
+
 }  // namespace weft

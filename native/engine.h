@@ -9,6 +9,7 @@
 #include <memory>
 #include <thread>
 
+#include "copiers.h"
 #include "heap.h"
 #include "links.h"
 
@@ -73,8 +74,6 @@ struct Call : std::enable_shared_from_this<Call> {
   std::vector<Span> spans;
 };
 
-void copy_2d(char* target, uint64_t target_pitch, const char* source, uint64_t source_pitch,
-             uint64_t rows, uint64_t row_bytes);
 // Where an end of a command is; null if a peer's header places it outside of the peer's memory.
 char* address(Heap& heap, const Call& call, const End& end, const Command& command);
 
@@ -87,13 +86,16 @@ class Fabric {
  public:
   // spin_ns: how long to spin for a peer before sleeping. engine_spin_ns: the same for this rank's
   // own engines, which could not run meanwhile if the rank has only one core.
-  Fabric(int fd, int rank, int world, uint64_t span, int64_t spin_ns, int64_t engine_spin_ns);
-  Fabric(std::shared_ptr<Heap> heap, int64_t spin_ns, int64_t engine_spin_ns);
+  // cores: of this rank, for itself.
+  Fabric(int fd, int rank, int world, uint64_t span, int64_t spin_ns, int64_t engine_spin_ns,
+         int cores = 1);
+  Fabric(std::shared_ptr<Heap> heap, int64_t spin_ns, int64_t engine_spin_ns, int cores = 1);
   ~Fabric();
 
   Heap& heap() { return *heap_; }
   std::shared_ptr<Heap> heap_owner() { return heap_; }
   Links& links() { return links_; }
+  Copiers& copiers() { return *copiers_; }
   int64_t spin_ns() const { return spin_ns_; }
 
   // Posts this rank's header: it has entered a call, with buffers at these offsets.
@@ -136,6 +138,7 @@ class Fabric {
   std::shared_ptr<Heap> heap_;
   Links links_;
   int64_t spin_ns_, engine_spin_ns_;
+  std::unique_ptr<Copiers> copiers_;
   std::mutex mutex_;
   std::map<int, std::unique_ptr<Engine>> engines_;
 };

@@ -74,8 +74,8 @@ Outcome Fabric::advance_small(Call& call) {
         if (!source) return {Code::corrupt, command.source.rank};
         char* to = address(*heap_, call, command.target, command);
         if (!to) return {Code::corrupt, command.target.rank};
-        copy_2d(to, command.target.pitch, source, command.source.pitch, command.rows,
-                command.row_bytes);
+        copy_rows({to, command.target.pitch, source, command.source.pitch, command.rows,
+                   command.row_bytes});
       }
       come_to(Point::small_signal);
       if (command.counter >= 0)
