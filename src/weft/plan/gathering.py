@@ -26,6 +26,10 @@ from weft.plan.order import slices
 from weft.plan.tasks import Buffer, Plan, Plannable, Region
 from weft.schedule import Schedule
 
+FEWEST_ROWS = 32
+"""The fewest rows of the chunks that a tapered cut makes. With fewer, a GEMM takes hardly less
+time, because it reads all of w."""
+
 
 class Gathering(Plannable, Protocol):
     """An operation that gathers rows of x and multiplies them with every w of the rank."""
@@ -74,15 +78,17 @@ def adaptive_depth(world: int, most: int) -> int:
 
 
 @lru_cache(maxsize=64)
-def lower(operation: Gathering, schedule: Schedule) -> Plan:
-    """The plan of all ranks; raises `Unsupported` with the reason if the schedule is impossible."""
+def lower(operation: Gathering, schedule: Schedule, tapered: bool = False) -> Plan:
+    """The plan of all ranks; raises `Unsupported` with the reason if the schedule is impossible.
+    tapered: whether the last chunk of a shard is cut further, because nothing hides its GEMM."""
     refuse_impossible(schedule)
     depth = schedule.depth
     if depth is None:
         depth = default_depth(operation, schedule)
     builder = Builder(operation, schedule)
     ranks = [
-        _GatherRank(builder, operation, rank, max(depth, 1)) for rank in range(operation.world)
+        _GatherRank(builder, operation, rank, max(depth, 1), tapered)
+        for rank in range(operation.world)
     ]
     for rank in ranks:
         if operation.world == 1 or schedule.serial:
@@ -99,11 +105,14 @@ def lower(operation: Gathering, schedule: Schedule) -> Plan:
 class _GatherRank:
     """Lowers the tasks of one rank: its buffers, copies and matmuls."""
 
-    def __init__(self, builder: Builder, op: Gathering, rank: int, depth: int) -> None:
+    def __init__(
+        self, builder: Builder, op: Gathering, rank: int, depth: int, tapered: bool
+    ) -> None:
         self.builder = builder
         self.op = op
         self.rank = rank
         self.depth = depth
+        self.tapered = tapered
         self.hetero = builder.schedule.start == "local"
         self.peers = [(rank + step) % op.world for step in range(1, op.world)]
         self.sources = self.peers if self.hetero else [rank, *self.peers]
@@ -344,12 +353,14 @@ class _GatherRank:
     def _steps(self) -> list[list[tuple[int, int, int]]]:
         """(source, row, rows) of the chunks of every step, without empty chunks."""
         cuts = {source: split(self.rows[source], self.depth) for source in self.sources}
+        if self.tapered:
+            cuts = {source: _taper(sizes) for source, sizes in cuts.items()}
         reached = dict.fromkeys(self.sources, 0)
         steps = []
-        for number in range(min(self.depth, max(self.rows))):
+        for number in range(max(map(len, cuts.values()))):
             step = []
             for source in self.sources:
-                rows = cuts[source][number]
+                rows = cuts[source][number] if number < len(cuts[source]) else 0
                 if rows:
                     step.append((source, reached[source], rows))
                     reached[source] += rows
@@ -374,6 +385,16 @@ class _GatherRank:
                 return False
             reached = there + rows
         return True
+
+
+def _taper(sizes: Sequence[int]) -> tuple[int, ...]:
+    """Halves the last of these sizes again and again."""
+    *first, last = sizes
+    while last >= 2 * FEWEST_ROWS:
+        half = last // 2
+        first.append(last - half)
+        last = half
+    return (*first, last)
 
 
 def _scatter(
