@@ -64,6 +64,8 @@ class Door:
             for wire in wires.values():
                 wire.close()
             raise
+        for wire in wires.values():
+            wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return Wires(wires)
 
     def close(self) -> None:

@@ -44,7 +44,6 @@ class Wires:
         """What the network has not yet taken, by peer."""
         for wire in sockets.values():
             wire.setblocking(False)
-            wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         _open.add(self)
 
     def send(self, peer: int, parts: Sequence[bytes | memoryview]) -> None:
