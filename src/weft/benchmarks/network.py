@@ -37,8 +37,8 @@ ROWS = (1, 4, 16, 64, 256, 1024)
 SCHEDULES = ("serial@dma", "hetero-unfused-1d@dma")
 AUTO, GLOO = "auto", "gloo + mm"
 BESIDE = "mm beside its bytes over gloo"
-"""The bound on this machine: the matmul, while gloo moves as many bytes on which it does not depend.
-It takes longer than the ideal by the processor time that the network takes from compute."""
+"""The bound on this machine: the matmul, while gloo moves as many bytes that it does not need. It
+takes longer than the ideal by the processor time that the network takes from compute."""
 OPERATORS: dict[str, Callable[..., Any]] = {
     "all_gather_matmul": all_gather_matmul,
     "matmul_reduce_scatter": matmul_reduce_scatter,

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -66,6 +66,10 @@ class Reach(Protocol):
     def channels(self) -> tuple[_native.Channel, _native.Messages]:
         """The channels of native collectives and messages; raises if there are none."""
 
+    @property
+    def call_channel(self) -> _native.Channel | None:
+        """The channel of serial calls, if this reach has one."""
+
     def lower(self, operation: Plannable, schedule: Schedule | Strategy) -> Plan: ...
 
     def program(
@@ -84,7 +88,6 @@ class Reach(Protocol):
         offsets: Sequence[int],
         blob: bytes,
         program: Any,
-        inputs: Mapping[str, torch.Tensor],
     ) -> None:
         """Posts this rank's header. program: the program that it expects to run, if the call is
         known."""

@@ -10,7 +10,9 @@ reads the fewest elements is chosen. For 8 chunks of 1024 rows and 1024 columns:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
+from typing import Literal
 
 from weft.plan.order import slices
 
@@ -20,9 +22,24 @@ Block = tuple[int, int, int, int]
 INTENSITY = 160
 """The smallest rows * columns / (rows + columns) of a chunk, that is, multiplications per element
 read. On a CPU, a GEMM above it takes at most 10 % longer than the same work in a larger GEMM."""
-TAPERED_INTENSITY = 200
-"""The same for tapered cuts. Their ends are cut finer, so the other chunks can be larger."""
+OPENING_INTENSITY = 200
+"""The same with an opening. The first chunks are cut finer, so the others can be larger."""
 FEWEST, MOST = 4, 16
+SMALLEST = 8192
+"""The smallest rows * columns of a half. A smaller chunk takes longer to hand over than to make."""
+
+Taper = Literal["none", "opening", "closing"]
+"""Which chunks are cut finer. Links are idle until the first chunk is computed, and nothing hides
+the transfer of the last one.
+
+opening: the first chunk is halved three times. For products that are sent once: a rank computes its
+own rows last, so the last transfers are hidden, and links catch up with chunks that grow.
+
+closing: the second half of the chunks is halved, and the last one twice. For sums that are sent,
+too: links then have as much work as compute until the end, and lag behind it by the largest chunk
+so far. They catch up only as far as small chunks take longer to compute than to send, so chunks
+shrink.
+"""
 
 FIRST_SHARE, FIRST_LEAST = 16, 32
 """Growing cuts begin with one of `FIRST_SHARE` parts, but with at least `FIRST_LEAST` rows."""
@@ -40,26 +57,41 @@ def cuts(rows: int, columns: int, depth: int) -> tuple[int, int]:
     return min(fit or pairs, key=lambda pair: (rows * pair[1] + columns * pair[0], pair[0]))
 
 
-def cut_blocks(rows: int, columns: int, depth: int, tapered: bool = False) -> list[Block]:
-    """The chunks in row order. Tapered: the first chunk is halved, because links are idle until it
-    is computed, and the last is halved twice, because nothing can hide its transfer."""
+def cut_blocks(rows: int, columns: int, depth: int, taper: Taper = "none") -> list[Block]:
+    """The chunks in row order."""
     down, across = cuts(rows, columns, depth)
     made = [(*slab, *part) for slab in slices(rows, down) for part in slices(columns, across)]
-    if tapered and len(made) > 1:
-        first, *rest, last = made
-        *half, end = _halves(last)
-        made = [*_halves(first), *rest, *half, *_halves(end)]
+    if len(made) > 1 and taper == "opening":
+        made = [*_opened(made[0], 3), *made[1:]]
+    elif len(made) > 1 and taper == "closing":
+        whole, rest, last = made[: len(made) // 2], made[len(made) // 2 : -1], made[-1:]
+        made = [*whole, *_finer(rest), *_finer(_finer(last))]
     return [block for block in made if block[1] and block[3]]
 
 
+def _opened(block: Block, times: int) -> list[Block]:
+    """The block, halved so many times at its beginning."""
+    first, *rest = _halves(block)
+    return [*(_opened(first, times - 1) if times > 1 else [first]), *rest]
+
+
+def _finer(blocks: Sequence[Block]) -> list[Block]:
+    return [half for block in blocks for half in _halves(block)]
+
+
 def _halves(block: Block) -> list[Block]:
+    """The two halves of the longer side, or the block itself if they would be too small."""
     row, high, column, wide = block
+    if high * wide < 2 * SMALLEST:
+        return [block]
+    if high > wide:
+        return [(row + at, size, column, wide) for at, size in slices(high, 2)]
     return [(row, high, column + at, size) for at, size in slices(wide, 2)]
 
 
-def depth_of(rows: int, columns: int, tapered: bool = False) -> int:
+def depth_of(rows: int, columns: int, taper: Taper = "none") -> int:
     """The default number of chunks: as many as keep each chunk above the smallest intensity."""
-    depth, least = FEWEST, TAPERED_INTENSITY if tapered else INTENSITY
+    depth, least = FEWEST, OPENING_INTENSITY if taper == "opening" else INTENSITY
     while depth < MOST:
         down, across = cuts(rows, columns, 2 * depth)
         high, wide = rows / down, columns / across

@@ -20,15 +20,15 @@ from functools import lru_cache
 from typing import Protocol
 
 from weft.dtype import NARROW, accumulator
-from weft.operation import result_dtype, split, starts
+from weft.operation import result_dtype, starts
 from weft.plan.builder import Builder, refuse_impossible
 from weft.plan.order import slices
 from weft.plan.tasks import Buffer, Plan, Plannable, Region
 from weft.schedule import Schedule
 
-FEWEST_ROWS = 32
-"""The fewest rows of the chunks that a tapered cut makes. With fewer, a GEMM takes hardly less
-time, because it reads all of w."""
+LAST_HALVED, FEWEST_ROWS = 2, 8
+"""How often the last chunk of a shard is halved under adaptive, and its fewest rows. A GEMM of
+fewer rows takes as long as one of this many: it reads all of w."""
 
 
 class Gathering(Plannable, Protocol):
@@ -78,17 +78,15 @@ def adaptive_depth(world: int, most: int) -> int:
 
 
 @lru_cache(maxsize=64)
-def lower(operation: Gathering, schedule: Schedule, tapered: bool = False) -> Plan:
-    """The plan of all ranks; raises `Unsupported` with the reason if the schedule is impossible.
-    tapered: whether the last chunk of a shard is cut further, because nothing hides its GEMM."""
+def lower(operation: Gathering, schedule: Schedule) -> Plan:
+    """The plan of all ranks; raises `Unsupported` with the reason if the schedule is impossible."""
     refuse_impossible(schedule)
     depth = schedule.depth
     if depth is None:
         depth = default_depth(operation, schedule)
     builder = Builder(operation, schedule)
     ranks = [
-        _GatherRank(builder, operation, rank, max(depth, 1), tapered)
-        for rank in range(operation.world)
+        _GatherRank(builder, operation, rank, max(depth, 1)) for rank in range(operation.world)
     ]
     for rank in ranks:
         if operation.world == 1 or schedule.serial:
@@ -105,14 +103,11 @@ def lower(operation: Gathering, schedule: Schedule, tapered: bool = False) -> Pl
 class _GatherRank:
     """Lowers the tasks of one rank: its buffers, copies and matmuls."""
 
-    def __init__(
-        self, builder: Builder, op: Gathering, rank: int, depth: int, tapered: bool
-    ) -> None:
+    def __init__(self, builder: Builder, op: Gathering, rank: int, depth: int) -> None:
         self.builder = builder
         self.op = op
         self.rank = rank
         self.depth = depth
-        self.tapered = tapered
         self.hetero = builder.schedule.start == "local"
         self.peers = [(rank + step) % op.world for step in range(1, op.world)]
         self.sources = self.peers if self.hetero else [rank, *self.peers]
@@ -352,27 +347,30 @@ class _GatherRank:
 
     def _steps(self) -> list[list[tuple[int, int, int]]]:
         """(source, row, rows) of the chunks of every step, without empty chunks."""
-        cuts = {source: split(self.rows[source], self.depth) for source in self.sources}
-        if self.tapered:
-            cuts = {source: _taper(sizes) for source, sizes in cuts.items()}
-        reached = dict.fromkeys(self.sources, 0)
-        steps = []
-        for number in range(max(map(len, cuts.values()))):
-            step = []
-            for source in self.sources:
-                rows = cuts[source][number] if number < len(cuts[source]) else 0
-                if rows:
-                    step.append((source, reached[source], rows))
-                    reached[source] += rows
-            if step:
-                steps.append(step)
-        return steps
+        cuts = {source: self._cut(self.rows[source]) for source in self.sources}
+        longest = max(map(len, cuts.values()), default=0)
+        return [
+            [(source, *cut[number]) for source, cut in cuts.items() if number < len(cut)]
+            for number in range(longest)
+        ]
+
+    def _cut(self, rows: int) -> list[tuple[int, int]]:
+        """(first row, rows) of the chunks of a shard. Under adaptive, nothing hides the GEMM of the
+        last chunk that arrives, so this chunk is halved at its end."""
+        cut = [part for part in slices(rows, self.depth) if part[1]]
+        schedule = self.builder.schedule
+        if schedule.fusion == "adaptive" and schedule.engine != "direct" and len(cut) > 1:
+            for _ in range(LAST_HALVED):
+                row, last = cut[-1]
+                if last < 2 * FEWEST_ROWS:
+                    break
+                cut[-1:] = [(row + at, size) for at, size in slices(last, 2)]
+        return cut
 
     def _row_chunks(self) -> list[tuple[int, int, int]]:
         """All chunks in the order in which they are requested."""
         if self.builder.schedule.pattern == "peer":
-            cut = {s: slices(self.rows[s], self.depth) for s in self.sources}
-            return [(s, row, rows) for s in self.sources for row, rows in cut[s]]
+            return [(s, *part) for s in self.sources for part in self._cut(self.rows[s])]
         return [chunk for step in self._steps() for chunk in step]
 
     def _adjacent(self, step: list[tuple[int, int, int]]) -> bool:
@@ -385,16 +383,6 @@ class _GatherRank:
                 return False
             reached = there + rows
         return True
-
-
-def _taper(sizes: Sequence[int]) -> tuple[int, ...]:
-    """Halves the last of these sizes again and again."""
-    *first, last = sizes
-    while last >= 2 * FEWEST_ROWS:
-        half = last // 2
-        first.append(last - half)
-        last = half
-    return (*first, last)
 
 
 def _scatter(

@@ -3,8 +3,8 @@
 If machines have several ranks, data that these share crosses the network once (`two_level_*`). All
 other plans are flat: they treat all peers equally. `adaptive` without a depth cuts otherwise than
 inside a machine, because a chunk is a message that threads on both sides must handle. When rows are
-gathered, it uses fewer chunks, of which the last are small: nothing hides the GEMM of the last one.
-When products are sent, the first chunk is small, and each is larger than the one before.
+gathered, it uses fewer chunks. When products are sent, chunks are whole rows, which need not be
+copied to be sent, and each is larger than the one before (`blocks.growing_blocks`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from weft.errors import Unsupported
-from weft.plan import gathering, scattering, two_level_gathering, two_level_scattering
+from weft.plan import scattering, two_level_gathering, two_level_scattering
 from weft.plan.all_gather_matmul import AllGatherMatmul
 from weft.plan.all_to_all_matmul import AllToAllMatmul
 from weft.plan.builder import refuse_impossible
@@ -56,9 +56,8 @@ def lower(operation: Plannable, schedule: Schedule, nodes: Sequence[int], levels
             operation, schedule
         ):
             return two_level_scattering.lower(operation, schedule, placed)
-    if free and not getattr(operation, "experts", ()):
-        if isinstance(operation, AllGatherMatmul | AllToAllMatmul):
-            return gathering.lower(operation, schedule, tapered=True)
-        if isinstance(operation, MatmulReduceScatter | MatmulAllToAll) and not operation.everywhere:
+    if free and isinstance(operation, MatmulReduceScatter | MatmulAllToAll):
+        experts = getattr(operation, "experts", ())
+        if not operation.everywhere and not experts:
             return scattering.lower(operation, schedule, growing=True)
     return operation.lower(schedule)

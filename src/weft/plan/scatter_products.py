@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from weft.operation import result_dtype, starts
-from weft.plan.blocks import Block, cut_blocks, growing_blocks
+from weft.plan.blocks import Block, Taper, cut_blocks, growing_blocks
 from weft.plan.builder import Builder
 from weft.plan.order import slices
 from weft.plan.tasks import Plannable, Region
@@ -37,6 +37,11 @@ class Scattering(Plannable, Protocol):
     def sizes(self, maker: int) -> Sequence[int]:
         """The rows of a rank's product that go to each owner, in row order."""
         ...
+
+
+def taper_of(operation: Scattering) -> Taper:
+    """Which chunks of the products are cut finer under adaptive."""
+    return "closing" if operation.everywhere else "opening"
 
 
 class Made(NamedTuple):
@@ -239,7 +244,7 @@ class Products:
         elif self.adaptive and self.growing:
             cut = growing_blocks(rows, n, self.op.world)
         elif self.adaptive:
-            cut = cut_blocks(rows, n, self.depth, tapered=self.op.everywhere)
+            cut = cut_blocks(rows, n, self.depth, taper_of(self.op))
         else:
             cut = [(*part, 0, n) for part in slices(rows, self.depth)]
         return [block for block in cut if block[1]]

@@ -17,8 +17,8 @@ other rank owns:
 Cut by columns (2d), a chunk is a block of N, so that every chunk has complete sums over K. With
 `direct`, a rank writes a chunk into its owner's memory. If all ranks need the sums (all-reduce),
 owners also send them chunk by chunk. Adaptive then interleaves a rank's own chunks with those of
-its peers, one step behind, so that links always have work. The first and last chunks are small. s1
-are the sums of the other rank:
+its peers, one step behind, so that links always have work. Chunks are cut finer where nothing hides
+them (`plan.blocks`). s1 are the sums of the other rank:
 
     adaptive           compute| y1.0  y1.1  y0.0+ y1.2  y0.1+ y1.3  y0.2+ y0.3+ |+|
                        engine        | y0.0 | y0.1 | s1.0 | y0.2 | s1.1 | y0.3 | s1.2 | s1.3 |
@@ -35,7 +35,7 @@ from weft.dtype import ITEM_BYTES
 from weft.errors import InvalidPlan
 from weft.plan.blocks import Block, depth_of
 from weft.plan.builder import Builder, refuse_impossible
-from weft.plan.scatter_products import Made, Products, Scattering
+from weft.plan.scatter_products import Made, Products, Scattering, taper_of
 from weft.plan.tasks import Plan, Region
 from weft.schedule import Schedule
 
@@ -51,7 +51,7 @@ def default_depth(operation: Scattering, schedule: Schedule) -> int:
     if schedule.engine == "direct":
         return 1
     most = max(rows for rank in range(operation.world) for rows in operation.sizes(rank))
-    return depth_of(most, operation.n, tapered=operation.everywhere)
+    return depth_of(most, operation.n, taper_of(operation))
 
 
 def shared_bytes(

@@ -52,6 +52,7 @@ class SeveralMachines:
     """The reach of the group fabric (see `weft.fabric.reach`)."""
 
     can = CAN
+    call_channel = None
 
     def __init__(self, group: dist.ProcessGroup, cards: Sequence[Hello], deadline: float) -> None:
         # A weak reference, so that destroy_process_group ends the threads of the backend in time.
@@ -124,7 +125,6 @@ class SeveralMachines:
         offsets: Sequence[int],
         blob: bytes,
         program: Any,
-        inputs: Mapping[str, torch.Tensor],
     ) -> None:
         self.native.enter(call, signature, offsets, blob, 0 if program is None else program.eager)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -37,6 +37,8 @@ class OneMachine:
             _native.Messages(self.heap, SPIN_NS, crowded),
         )
 
+        self.call_channel = _native.Channel(self.heap, SPIN_NS, crowded, for_calls=True)
+
     def channels(self) -> tuple[_native.Channel, _native.Messages]:
         return self._channels
 
@@ -59,7 +61,6 @@ class OneMachine:
         offsets: Sequence[int],
         blob: bytes,
         program: Any,
-        inputs: Mapping[str, torch.Tensor],
     ) -> None:
         self.heap.enter(call, signature, offsets, blob)
 

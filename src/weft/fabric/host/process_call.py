@@ -111,7 +111,6 @@ class ProcessCall:
             offsets,
             proposal.blob,
             engines,
-            self._exposed.inputs,
         )
 
     def meet(self) -> None:

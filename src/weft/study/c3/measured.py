@@ -90,6 +90,7 @@ def measure(
     cases: Sequence[HostCase] | None = None,
     *,
     world: int = WORLD,
+    strategies: Sequence[str] = LADDER,
     repeat: int = REPEAT,
     report: Report | None = None,
 ) -> Study:
@@ -100,14 +101,18 @@ def measure(
     if repeat < 1:
         raise Unsupported(f"there must be at least 1 round, not {repeat}")
     cores = sorted(os.sched_getaffinity(0))
-    results = launch(world, _measure_rank, cases, cores, repeat, report=report)
+    results = launch(world, _measure_rank, cases, strategies, cores, repeat, report=report)
     scenarios: tuple[C3Scenario, ...] = results[0]
     title = f"this host, {ranks_label(world)} on {len(cores)} cores"
     return Study("cpu", title, world, DTYPE, True, scenarios)
 
 
 def _measure_rank(
-    report: Report, cases: Sequence[HostCase], cores: Sequence[int], repeat: int
+    report: Report,
+    cases: Sequence[HostCase],
+    strategies: Sequence[str],
+    cores: Sequence[int],
+    repeat: int,
 ) -> tuple[C3Scenario, ...]:
     fabric, placement = of(None), Placement(cores)
     found = []
@@ -117,7 +122,7 @@ def _measure_rank(
             def part(share: float, text: str, number: int = number, case: HostCase = case) -> None:
                 report((number + share) / len(cases), f"{case.case.label}, {text}")
 
-            found.append(_Bench(fabric, placement, case, part).scenario(repeat))
+            found.append(_Bench(fabric, placement, case, strategies, part).scenario(repeat))
     finally:
         placement.close()
     return tuple(found)
@@ -127,7 +132,12 @@ class _Bench:
     """One scenario on this rank: its tensors, and the functions of all arms."""
 
     def __init__(
-        self, fabric: Fabric, placement: Placement, case: HostCase, report: Report
+        self,
+        fabric: Fabric,
+        placement: Placement,
+        case: HostCase,
+        strategies: Sequence[str],
+        report: Report,
     ) -> None:
         self.fabric, self.placement, self.report = fabric, placement, report
         self.case, self.multiple = case.case, case.multiple
@@ -142,7 +152,7 @@ class _Bench:
         self.nothing = torch.empty(0, 0)
         self.strategies: list[Strategy] = []
         self.refused: dict[str, str] = {}
-        for strategy in map(Strategy.parse, LADDER):
+        for strategy in map(Strategy.parse, strategies):
             reason = placement.impossible(strategy)
             if reason is None:
                 self.strategies.append(strategy)
