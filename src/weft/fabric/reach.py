@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -96,7 +96,6 @@ class Reach(Protocol):
         offsets: Sequence[int],
         blob: bytes,
         program: Any,
-        inputs: Mapping[str, torch.Tensor],
     ) -> None:
         """Posts this rank's header. program: the program that it expects to run, if the call is
         known."""

@@ -110,7 +110,6 @@ class ProcessCall:
             offsets,
             proposal.blob,
             engines,
-            self._exposed.inputs,
         )
 
     def meet(self) -> None:
