@@ -181,7 +181,7 @@ NB_MODULE(_native, m) {
       .def("launch",
            [](Fabric& f, std::shared_ptr<Program> program, uint64_t number, int64_t deadline,
               const std::vector<uint64_t>& pointers, const std::vector<uint64_t>& signatures,
-              bool record) {
+              bool record, bool small) {
              auto call = std::make_shared<Call>();
              call->program = std::move(program);
              call->number = number;
@@ -189,9 +189,12 @@ NB_MODULE(_native, m) {
              for (uint64_t p : pointers) call->pointers.push_back(reinterpret_cast<char*>(p));
              call->signatures = signatures;
              call->record = record;
-             f.launch(call);
+             f.launch(call, small);
              return RunningCall{call};
-           })
+           },
+           "program"_a, "number"_a, "deadline"_a, "pointers"_a, "signatures"_a, "record"_a,
+           "small"_a = false)
+      .def("is_small", &Fabric::is_small, "program"_a)
       .def("cancel", [](Fabric&, RunningCall& c) { c.call->cancel.store(true); })
       .def(
           "finish", [](Fabric& f, RunningCall& c) { return result(f.finish(*c.call)); }, Unlocked())

@@ -13,6 +13,7 @@ Channel::Channel(Fabric& fabric, int64_t spin_ns, bool crowded, Traffic traffic)
     : fabric_(fabric),
       rank_(fabric.heap().rank()),
       world_(fabric.heap().world()),
+      traffic_(traffic),
       area_{fabric.heap().channels(int(traffic)), world_},
       spin_ns_(spin_ns),
       crowded_(crowded),
@@ -196,6 +197,7 @@ std::vector<int> Channel::late(const Job& job) {
 // A peer that can no longer do its part, if any; of several the cause of the others, as in
 // `Heap::check_peers`.
 Outcome Channel::check_peers(uint64_t number) {
+  if (traffic_ == Traffic::calls) return fabric_.heap().check_peers(number);
   Outcome found;
   int known = 0;
   const auto keep = [&](int near, Code code, int rank) {

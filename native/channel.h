@@ -118,6 +118,7 @@ class Channel {
 
   Fabric& fabric_;
   int rank_, world_;
+  Traffic traffic_;
   ChannelArea area_;
   int64_t spin_ns_;
   bool crowded_;

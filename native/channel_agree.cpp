@@ -93,7 +93,7 @@ void Channel::announce(Job& job) {
   const Links& links = fabric_.links();
   const uint64_t piece = links.piece_bytes() / 64 * 64;
   job.chunk = chunk_of(job);
-  job.bounded = piece < job.chunk;
+  job.bounded = !job.call && piece < job.chunk;  // in a call the headers agree, not the links
   if (job.bounded) job.chunk = piece;
   Announcement& own = of(rank_).announcements[job.number % 2];
   char* data = own.data;

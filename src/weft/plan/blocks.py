@@ -22,8 +22,8 @@ Block = tuple[int, int, int, int]
 INTENSITY = 160
 """The smallest rows * columns / (rows + columns) of a chunk, that is, multiplications per element
 read. On a CPU, a GEMM above it takes at most 10 % longer than the same work in a larger GEMM."""
-OPENING_INTENSITY = 200
-"""The same with an opening. The first chunks are cut finer, so the others can be larger."""
+TAPERED_INTENSITY = 200
+"""The same for tapered cuts. Some of their chunks are cut finer, so the others can be larger."""
 FEWEST, MOST = 4, 16
 SMALLEST = 8192
 """The smallest rows * columns of a half. A smaller chunk takes longer to hand over than to make."""
@@ -40,6 +40,13 @@ too: links then have as much work as compute until the end, and lag behind it by
 so far. They catch up only as far as small chunks take longer to compute than to send, so chunks
 shrink.
 """
+
+FIRST_SHARE, FIRST_LEAST = 16, 32
+"""Growing cuts begin with one of `FIRST_SHARE` parts, but with at least `FIRST_LEAST` rows."""
+GROWTH = 0.6
+"""How much larger a chunk of a growing cut is than the one before, with one peer; with more peers,
+less. If the links take as long as all of compute, they take `world / (world - 1)` times as long as
+it takes to compute what they send. As long as chunks grow by less, the next one is always ready."""
 
 
 @lru_cache(maxsize=256)
@@ -84,7 +91,7 @@ def _halves(block: Block) -> list[Block]:
 
 def depth_of(rows: int, columns: int, taper: Taper = "none") -> int:
     """The default number of chunks: as many as keep each chunk above the smallest intensity."""
-    depth, least = FEWEST, OPENING_INTENSITY if taper == "opening" else INTENSITY
+    depth, least = FEWEST, INTENSITY if taper == "none" else TAPERED_INTENSITY
     while depth < MOST:
         down, across = cuts(rows, columns, 2 * depth)
         high, wide = rows / down, columns / across
@@ -92,3 +99,25 @@ def depth_of(rows: int, columns: int, taper: Taper = "none") -> int:
             break
         depth *= 2
     return depth
+
+
+def growing_blocks(rows: int, columns: int, world: int) -> list[Block]:
+    """Chunks of which each is larger than the one before: links are idle until the first is
+    computed, and large GEMMs are faster. They are whole rows, which the network sends without
+    copying them first, unless there are few."""
+    if 4 * rows < columns:
+        return [(0, rows, at, size) for at, size in _growing(columns, world) if rows]
+    return [(at, size, 0, columns) for at, size in _growing(rows, world) if columns]
+
+
+def _growing(total: int, world: int) -> list[tuple[int, int]]:
+    parts, at = [], 0
+    size = float(max(total / FIRST_SHARE, FIRST_LEAST))
+    while at < total:
+        part = round(size)
+        size *= 1.0 + GROWTH / (world - 1)
+        if total - at - part < part:  # a smaller one at the end would be another GEMM
+            part = total - at
+        parts.append((at, part))
+        at += part
+    return parts
