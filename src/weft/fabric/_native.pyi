@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 VERSION: str
 MAX_WORLD: int
-MAX_SHARED_CHUNK_BYTES: int
+MAX_SLOTS: int
 MAX_COUNTERS: int
 MAX_BLOB: int
 
@@ -122,7 +122,7 @@ class Facts:
 SMALL_BYTES: int
 LEAST_CHUNK_BYTES: int
 MOST_CHUNK_BYTES: int
-SLOTS: int
+SHARED_CHUNK_BYTES: int
 STREAM_BYTES: int
 
 def learn_tensors(type: type) -> bool: ...
