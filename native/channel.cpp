@@ -8,11 +8,11 @@
 
 namespace weft {
 
-Channel::Channel(Fabric& fabric, int64_t spin_ns, bool crowded)
+Channel::Channel(Fabric& fabric, int64_t spin_ns, bool crowded, Traffic traffic)
     : fabric_(fabric),
       rank_(fabric.heap().rank()),
       world_(fabric.heap().world()),
-      area_{fabric.heap().channels(), world_},
+      area_{fabric.heap().channels(int(traffic)), world_},
       spin_ns_(spin_ns),
       crowded_(crowded),
       posted_(1 + world_),

@@ -44,7 +44,8 @@ struct Tuning {
 class Channel {
  public:
   // crowded: there are more ranks than cores, so a waiting one gives way instead of spinning.
-  Channel(Fabric& fabric, int64_t spin_ns, bool crowded);
+  Channel(Fabric& fabric, int64_t spin_ns, bool crowded,
+          Traffic traffic = Traffic::collectives);
   ~Channel();
 
   // An empty job, for one that ends before anybody else sees it: it is used again and again.
@@ -74,6 +75,8 @@ class Channel {
   Outcome work(Job& job, bool patient);
   void announce(Job& job);
   Outcome agree(Job& job, bool patient);
+  Outcome agree_on_job(Job& job, bool patient);
+  Outcome agree_on_call(Job& job, bool patient);
   Outcome say(Job& job, bool patient);
   Outcome deliver(Job& job, bool patient);
   void prepare(Job& job);

@@ -28,6 +28,7 @@ uint32_t Channel::signature(const Job& job) const {
   mix(job.chunk);
   mix(tuning_.small);
   for (const uint64_t size : job.sizes) mix(size);
+  for (const uint64_t header : job.expected) mix(header);
   return uint32_t(hash >> 32) | 1;
 }
 
@@ -70,7 +71,8 @@ bool Channel::exposable(const Job& job) const {
 }
 
 void Channel::announce(Job& job) {
-  const uint64_t number = number_.load(std::memory_order_relaxed) + 1;  // only one works at a time
+  // Only one works at a time. Calls have their own numbers.
+  const uint64_t number = job.call ? job.call : number_.load(std::memory_order_relaxed) + 1;
   number_.store(number, std::memory_order_relaxed);
   job.number.store(number, std::memory_order_relaxed);
   job.started = now_ns();
@@ -126,7 +128,32 @@ int Channel::overfull(const Job& job) const {
   return -1;
 }
 
-Outcome Channel::agree(Job& job, bool patient) {
+// Of a call: the headers of all ranks are as expected, and then every rank announces the same. Headers
+// alone decide, so that all ranks decide alike. A rank that expected others has announced something
+// else, and announces once more, so nothing but the same will do.
+Outcome Channel::agree_on_call(Job& job, bool patient) {
+  Heap& heap = fabric_.heap();
+  const uint64_t wanted = job.number << 32 | signature(job);
+  int here = 0, next = 0;
+  bool differs = false;
+  const auto all_here = [&] {
+    for (; here < world_; ++here) {
+      RankControl& peer = heap.control(here);
+      if (peer.entered.get() < job.call) return false;  // its header was written before
+      differs = peer.headers[job.call % 2].signature != job.expected[size_t(here)];
+      if (differs) return true;
+    }
+    for (; next < world_; ++next)
+      if (announced(job, next).stamp.load(std::memory_order_acquire) != wanted) return false;
+    return true;
+  };
+  come_to(Point::channel_agree);
+  const Outcome outcome = await(job, patient, kNever, all_here);
+  if (outcome.code != Code::ok) return outcome;
+  return differs ? Outcome{Code::disagree, -1} : Outcome{};
+}
+
+Outcome Channel::agree_on_job(Job& job, bool patient) {
   int next = 0;
   const auto all_here = [&] {
     for (; next < world_; ++next)
@@ -138,14 +165,17 @@ Outcome Channel::agree(Job& job, bool patient) {
   come_to(Point::channel_agree);
   const Outcome outcome = await(job, patient, kNever, all_here);
   if (outcome.code != Code::ok) return outcome;
-  if (job.record) job.mark(Act::meet, rank_, 0, job.started);
   const uint32_t meant = signature(job);
   bool same = meant != 0;
   for (int r = 0; r < world_; ++r) same &= uint32_t(announced(job, r).stamp.load()) == meant;
-  if (!same) {
-    job.phase = Job::Phase::say;
-    return {};
-  }
+  if (!same) job.phase = Job::Phase::say;
+  return {};
+}
+
+Outcome Channel::agree(Job& job, bool patient) {
+  const Outcome outcome = job.call ? agree_on_call(job, patient) : agree_on_job(job, patient);
+  if (outcome.code != Code::ok || job.phase == Job::Phase::say) return outcome;
+  if (job.record) job.mark(Act::meet, rank_, 0, job.started);
   bool here = true;
   for (int r = 0; r < world_; ++r) here &= announced(job, r).place == 0;
   if (job.uneven && world_ > 1) {
@@ -275,10 +305,17 @@ Outcome Channel::deliver(Job& job, bool patient) {
         break;
     }
     for (int s = 0; s < world_; ++s) {
-      if (s == rank_ || !moved[s]) continue;
+      if (!moved[s]) continue;
+      if (s == rank_) {
+        if (job.record && !reduces(job.kind)) job.mark(Act::keep, s, moved[s], begun);
+        continue;
+      }
       job.came[int(Way::announcement)] += moved[s];
       ++job.chunks;
-      if (job.record) job.mark(reduces(job.kind) ? Act::sum : Act::copy, s, moved[s], begun);
+      if (job.record) {
+        if (reduces(job.kind)) job.mark(Act::sum, s, moved[s], begun);
+        job.mark(reduces(job.kind) ? Act::term : Act::copy, s, moved[s], begun);
+      }
     }
     if (links.paced()) {
       const int64_t now = now_ns();
@@ -291,6 +328,9 @@ Outcome Channel::deliver(Job& job, bool patient) {
     come_to(Point::channel_deliver);
     const Outcome outcome = hold(job, patient, job.due);
     if (outcome.code != Code::ok) return outcome;
+    const int64_t came = now_ns();  // by the link, not by the copy
+    for (Mark& mark : job.marks)
+      if (mark.act == Act::copy || mark.act == Act::term) mark.end = came;
   }
   job.phase = Job::Phase::ended;
   return {};

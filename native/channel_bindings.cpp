@@ -113,6 +113,40 @@ uint64_t plain_bytes(const Channel& c, Kind kind, const TensorView& x, const Ten
   }
 }
 
+// The collective of a serial call, without its memory: made once, and carried out in every call.
+struct Exchange {
+  Kind kind;
+  Dtype dtype;
+  uint64_t item;
+  bool holds_core, uneven;
+  std::vector<uint64_t> sizes, given, taken, expected;
+};
+
+// Carries out an exchange in a call. None if it is over, else its job.
+std::shared_ptr<Job> exchange(Channel& c, const Exchange& e, uint64_t call, int64_t patience,
+                              uint64_t in, uint64_t out, bool record) {
+  auto job = describe(record ? std::make_shared<Job>() : c.spare(), int(e.kind), int(e.dtype),
+                      int(e.item), int(Reduction::sum), 0, e.holds_core, patience);
+  job->record = record;
+  job->uneven = e.uneven;
+  job->sizes = e.sizes;
+  job->call = call;
+  job->expected = e.expected;
+  uint64_t at = in;
+  for (const uint64_t bytes : e.given) {
+    job->in.push_back({pointer(at), bytes});
+    at += bytes;
+  }
+  at = out;
+  for (const uint64_t bytes : e.taken) {
+    job->out.push_back({pointer(at), bytes});
+    at += bytes;
+  }
+  nb::gil_scoped_release unlocked;
+  const Outcome outcome = c.at_once(job);
+  return outcome.code == Code::ok && !record ? nullptr : job;
+}
+
 // A collective of two tensors whose arguments need no words: True if it is over, False if it was not
 // begun (Python then checks every argument, and says what is wrong), else its job.
 nb::object quick(Channel& c, int kind, nb::handle x, nb::handle out, int reduction, int root,
@@ -170,11 +204,30 @@ void bind_channel(nb::module_& m) {
   m.def("can_reduce",
         [](int dtype, int reduction) { return can_reduce(Dtype(dtype), Reduction(reduction)); });
 
+  nb::class_<Exchange>(m, "Exchange")
+      .def(
+          "__init__",
+          [](Exchange* self, int kind, int dtype, int item, bool holds_core, bool uneven,
+             std::vector<uint64_t> sizes, std::vector<uint64_t> given, std::vector<uint64_t> taken,
+             std::vector<uint64_t> expected) {
+            new (self) Exchange{Kind(kind),       Dtype(dtype),     uint64_t(item),
+                                holds_core,       uneven,           std::move(sizes),
+                                std::move(given), std::move(taken), std::move(expected)};
+          },
+          "kind"_a, "dtype"_a, "item"_a, "holds_core"_a, "uneven"_a, "sizes"_a, "given"_a,
+          "taken"_a, "expected"_a);
+
   nb::class_<Channel>(m, "Channel")
-      .def(nb::init<Fabric&, int64_t, bool>(), "fabric"_a, "spin_ns"_a, "crowded"_a,
-           nb::keep_alive<1, 2>())
+      .def(
+          "__init__",
+          [](Channel* self, Fabric& fabric, int64_t spin_ns, bool crowded, bool for_calls) {
+            const Traffic traffic = for_calls ? Traffic::calls : Traffic::collectives;
+            new (self) Channel(fabric, spin_ns, crowded, traffic);
+          },
+          "fabric"_a, "spin_ns"_a, "crowded"_a, "for_calls"_a = false, nb::keep_alive<1, 2>())
       .def("quick", &quick, "kind"_a, "x"_a.none(), "out"_a.none(), "reduction"_a, "root"_a,
            "patience"_a)
+      .def("exchange", &exchange)
       .def("last", &Channel::last)
       .def("tune",
            [](Channel& c, uint64_t small, uint64_t chunk, uint64_t stream) {

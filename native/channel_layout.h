@@ -27,6 +27,11 @@ constexpr uint64_t kRingBytes = kRingChunks * kChunkBytes;
 constexpr int kMaxReaders = 64;
 constexpr uint64_t kWords = 1024;
 
+// A group has a channel for each: what users call, and what serial calls of operators move. Each has
+// an order of its own, so that a collective of another thread cannot come between.
+enum class Traffic : int { collectives, calls };
+constexpr int kTraffics = 2;
+
 // What a rank sleeps on when it waits for any of several things. Whoever makes one of them true
 // rings only where somebody sleeps, so that a ring costs nobody who is awake.
 //

@@ -252,6 +252,9 @@ bool Channel::add(Job& job) {
   terms[rank_] = job.own.data + job.summed;
   const uint64_t size = std::min(job.chunk, job.sum.bytes - job.summed);
   const int64_t begun = job.record ? now_ns() : 0;
+  if (job.record)
+    for (const Receiving& r : job.receives)
+      if (!r.to) job.mark(Act::term, r.source, size, r.begun);
   reduce(job.dtype, job.reduction, job.sum.data + job.summed, terms, world_, size);
   if (job.record) job.mark(Act::sum, rank_, size * uint64_t(world_), begun);
   for (Receiving& r : job.receives)

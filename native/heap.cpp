@@ -47,7 +47,13 @@ std::shared_ptr<Mapping> map_heap(int fd, int world, uint64_t span) {
 
 }  // namespace
 
-uint64_t Heap::control_bytes(int world) { return calls_bytes(world) + ChannelArea::bytes(world); }
+uint64_t Heap::control_bytes(int world) {
+  return calls_bytes(world) + kTraffics * ChannelArea::bytes(world);
+}
+
+char* Heap::channels(int traffic) const {
+  return channels_ + uint64_t(traffic) * ChannelArea::bytes(world_);
+}
 
 int Heap::create(int world, uint64_t span) { return Mapping::create(heap_bytes(world, span)); }
 

@@ -97,7 +97,7 @@ class Heap {
   int world() const { return world_; }
   RankControl& control(int rank) { return control_->ranks[rank]; }
   Control& shared() { return *control_; }
-  char* channels() const { return channels_; }  // where the channel of the group lies
+  char* channels(int traffic = 0) const;  // where the channel of some traffic lies
   char* base(int rank) const { return data_ + uint64_t(rank) * span_; }
   bool contains(const void* p) const { return p >= base(rank_) && p < base(rank_) + span_; }
   uint64_t span() const { return span_; }

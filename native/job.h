@@ -30,7 +30,7 @@ enum class Way : int { announcement, ring, in_place };
 constexpr int kWays = 3;
 
 // What a rank did in a collective, for a recording. In the order of `weft.collectives.recording.ACTS`.
-enum class Act : int { meet, stage, copy, sum, keep };
+enum class Act : int { meet, stage, copy, sum, keep, term };
 
 struct Mark {
   Act act;
@@ -88,6 +88,10 @@ struct Job {
   std::string words;           // why a rank refuses; in the end, what the ranks disagree about
   int64_t patience = 0;        // how long this rank works at it, in ns
   bool record = false;         // keeps marks
+  // Of a call of an operator: its number, which is that of the job, too, and the signature that each
+  // rank's header of it must have. A rank announces its part before it has seen those of its peers.
+  uint64_t call = 0;
+  std::vector<uint64_t> expected;
 
   enum class Phase { start, agree, say, deliver, move, release, ended };
   Phase phase = Phase::start;
@@ -128,6 +132,8 @@ struct Job {
     chunks = 0;
     marks.clear();
     words.clear();
+    call = 0;
+    expected.clear();
     sends.clear();
     receives.clear();
     sizes.clear();

@@ -25,9 +25,9 @@ from generate.fidelity_plots import (
     variants,
     variants_plot,
 )
-from weft.benchmarks.fidelity import Findings
+from weft.benchmarks.fidelity import FidelityFindings
 from weft.report.units import duration, scaled
-from weft.simulate.cost.fidelity import Fidelity, Row, Summary
+from weft.simulate.cost.fidelity import Fidelity, FidelityFigure, FidelityRow
 from weft.study.ficco import FiccoEvaluation, best_fixed
 
 COMMAND = "weft bench fidelity --write docs"
@@ -39,7 +39,7 @@ NCCL = ("all_gather", "reduce_scatter", "all_to_all")
 Cells = Sequence[str]
 
 
-def documents(findings: Findings) -> dict[str, str]:
+def documents(findings: FidelityFindings) -> dict[str, str]:
     """The text and its plots, by path."""
     found, ficco = findings.costs, findings.ficco
     plots: dict[str, str] = {}
@@ -121,9 +121,9 @@ def _promises(promises: Sequence[tuple[str, float, str, bool]]) -> str:
     return _markdown(["comparison", "value", "promised", "kept"], rows)
 
 
-def _summaries(some: Iterable[Summary]) -> str:
+def _summaries(some: Iterable[FidelityFigure]) -> str:
     """One row per comparison, with its worst and its mean error."""
-    by_what: dict[str, dict[str, Summary]] = {}
+    by_what: dict[str, dict[str, FidelityFigure]] = {}
     for summary in some:
         by_what.setdefault(summary.what, {})[summary.measure.split()[0]] = summary
     rows = [
@@ -133,7 +133,7 @@ def _summaries(some: Iterable[Summary]) -> str:
     return _markdown(["collective, 1 MiB up", "worst error", "mean error", "promised"], rows)
 
 
-def _bar(summary: Summary) -> str:
+def _bar(summary: FidelityFigure) -> str:
     return "" if summary.most is None else f"{100 * summary.most:.0f} %"
 
 
@@ -151,7 +151,7 @@ def _gemm_table(found: Fidelity) -> str:
     return _markdown(["mean error (rows)", *classes, "all"], rows)
 
 
-def _by_size(rows: Sequence[Row]) -> str:
+def _by_size(rows: Sequence[FidelityRow]) -> str:
     return _markdown(
         ["size", "measured", "model", "error"],
         [

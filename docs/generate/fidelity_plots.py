@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from generate.svg import Axis, Series, bars, chart
 from weft.report.units import duration, scaled
-from weft.simulate.cost.fidelity import Fidelity, Row
+from weft.simulate.cost.fidelity import Fidelity, FidelityRow
 from weft.study.ficco import FiccoEvaluation
 
 MEASURED, MODEL, OTHER, FOURTH = "#d55e00", "#0072b2", "#009e73", "#8a9bab"
@@ -24,28 +24,28 @@ def _time(seconds: float) -> str:
 BYTES = Axis("bytes", True, lambda value: _short(scaled(value, "B")))
 
 
-def rows_of(found: Fidelity, what: str) -> list[Row]:
+def rows_of(found: Fidelity, what: str) -> list[FidelityRow]:
     """The rows of one comparison."""
     return [row for row in found.rows if row.what == what]
 
 
-def gemms(found: Fidelity) -> dict[str, list[tuple[int, Row]]]:
+def gemms(found: Fidelity) -> dict[str, list[tuple[int, FidelityRow]]]:
     """The rows of every source, with their m."""
-    by_what: dict[str, list[tuple[int, Row]]] = {}
+    by_what: dict[str, list[tuple[int, FidelityRow]]] = {}
     for row in found.rows:
         if row.what.startswith("GEMM "):
             by_what.setdefault(row.what, []).append((int(row.size.split(" x ")[-3]), row))
     return by_what
 
 
-def copies(found: Fidelity) -> list[Row]:
+def copies(found: Fidelity) -> list[FidelityRow]:
     """The rows of single copies on engines."""
     return [row for row in found.rows if row.what.startswith(("DMA copy", "DMA put"))]
 
 
-def variants(found: Fidelity) -> dict[tuple[str, str, int], list[tuple[str, Row]]]:
+def variants(found: Fidelity) -> dict[tuple[str, str, int], list[tuple[str, FidelityRow]]]:
     """The rows by collective, size, and whether fitted or held out, with their variants."""
-    by_size: dict[tuple[str, str, int], list[tuple[str, Row]]] = {}
+    by_size: dict[tuple[str, str, int], list[tuple[str, FidelityRow]]] = {}
     for row in found.rows:
         if row.what.startswith("DMA variants"):
             kind, size, variant = row.size.split(" ", 2)
@@ -54,7 +54,7 @@ def variants(found: Fidelity) -> dict[tuple[str, str, int], list[tuple[str, Row]
     return by_size
 
 
-def units_taken(found: Fidelity) -> list[Row]:
+def units_taken(found: Fidelity) -> list[FidelityRow]:
     """The rows of GEMMs with fewer compute units."""
     return [row for row in found.rows if "units taken" in row.what]
 

@@ -58,6 +58,14 @@ def scatters_in_place() -> None:
     weft.matmul_reduce_scatter(x, w, schedule="adaptive@direct")
 
 
+def gathers_serially() -> None:
+    weft.all_gather_matmul(torch.ones(64, 5000), torch.ones(5000, 8), schedule="serial")
+
+
+def sums_serially() -> None:
+    weft.matmul_all_reduce(torch.ones(64, 8), torch.ones(8, 5000), schedule="serial")
+
+
 def few_rows() -> None:
     weft.matmul_all_reduce(torch.ones(4, 64), torch.ones(64, 600), schedule="in-kernel")
 
@@ -97,6 +105,13 @@ SCENARIOS = {
     "symmetric": Scenario(gathers_from_symmetric_memory, ("wait_released",)),
     "scatter": Scenario(scatters_by_engines, ("signal", "engine_wait", "wait"), SLOW),
     "direct": Scenario(scatters_in_place, ("hold", "signal", "wait_doorbell"), SLOW),
+    "serial gather": Scenario(
+        gathers_serially,
+        (*CALL[::2], "announce", "channel_agree", "channel_post", "channel_take", "channel_move"),
+    ),
+    "serial sum": Scenario(
+        sums_serially, ("enter", "channel_agree", "channel_move", "channel_release"), "200MB/s"
+    ),
     "few rows": Scenario(few_rows, (*CALL, "kernel_wait", "kernel_signal")),
     "few rows, paced": Scenario(few_rows, ("kernel_release",), "2MB/s"),
     "small sum": Scenario(small_sum, ("announce", "channel_agree", "channel_finish")),

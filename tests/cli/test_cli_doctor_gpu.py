@@ -16,7 +16,7 @@ from weft.errors import Unsupported
 from weft.machine import load
 from weft.measure.gpu import device, speed
 from weft.measure.gpu.examine import _not_checked
-from weft.measure.gpu.finding import POINTS, Check, Examination, anonymous
+from weft.measure.gpu.finding import POINTS, Examination, Finding, anonymous
 
 FIGURES = {"copy, bytes per second": 4e10, "product of 8192, flops per second": 6e14}
 
@@ -25,9 +25,9 @@ def an_examination(state="ok"):
     made = Examination("cuda", "NVIDIA H100 80GB HBM3", 4, figures=dict(FIGURES))
     made.machine = speed.machine_file(made.title, "cuda", made.figures, made.world)
     made.checks = [
-        Check(1, "cuda driver", "ok", "13.0"),
-        Check(5, "64 KiB pull", state, "engine" if state == "ok" else "kernel", "do this"),
-        Check(
+        Finding(1, "cuda driver", "ok", "13.0"),
+        Finding(5, "64 KiB pull", state, "engine" if state == "ok" else "kernel", "do this"),
+        Finding(
             7, "all_gather_matmul", "ok", "21 exact", f"see /home/someone/x on {platform.node()}"
         ),
         *_not_checked("cuda", True),
@@ -114,7 +114,7 @@ class FakeDriver:
     pitched = False
 
     def __init__(self, environment, peers=((True, True), (True, True)), words=True):
-        from weft.fabric.device.driver import Facts
+        from weft.fabric.device.device_driver import Facts
 
         self._facts = Facts("hip", "7.2.0", "unknown", words, environment, {}, peers)
 

@@ -17,9 +17,9 @@ from conformance import Case, tensors
 from loom_fabric import clear
 
 import weft
-from weft.fabric.device import claims
+from weft.fabric.device import claim_program
 from weft.fabric.device import program as programs
-from weft.fabric.device.claims import ClaimFlight
+from weft.fabric.device.claim_program import ClaimFlight
 from weft.fabric.device.flight import DeviceFlight
 from weft.loom.library import loaded
 from weft.plan.tasks import Copy
@@ -191,12 +191,12 @@ ONE_WAY = "all_to_all_matmul/one way"
 
 @contextlib.contextmanager
 def _flights(mutant=None):
-    programs.DeviceFlight, claims.ClaimFlight = MutantFlight, MutantClaims
+    programs.DeviceFlight, claim_program.ClaimFlight = MutantFlight, MutantClaims
     Lacking.dropped = mutant
     try:
         yield
     finally:
-        programs.DeviceFlight, claims.ClaimFlight = DeviceFlight, ClaimFlight
+        programs.DeviceFlight, claim_program.ClaimFlight = DeviceFlight, ClaimFlight
         Lacking.dropped = None
 
 

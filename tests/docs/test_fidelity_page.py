@@ -12,7 +12,7 @@ import pytest
 from generate import cluster_section, contention_section, host_section
 from generate.fidelity import documents
 from generate.svg import Axis, Series, bars, chart
-from weft.benchmarks.fidelity import Findings
+from weft.benchmarks.fidelity import FidelityFindings
 from weft.machine import load
 from weft.simulate.cost.fidelity import Fidelity
 from weft.study.contention_fit import attempts
@@ -41,7 +41,7 @@ def written(fidelity: Fidelity, evaluation: FiccoEvaluation) -> dict[str, str]:
         patch.setattr(host_section, "section", lambda: "## Here\n\nmeasured\n")
         patch.setattr(cluster_section, "section", lambda: "## Clusters\n")
         patch.setattr(contention_section, "attempts", lambda machine: attempts(machine, PAIRS))
-        return documents(Findings(fidelity, evaluation, promises))
+        return documents(FidelityFindings(fidelity, evaluation, promises))
 
 
 def test_every_part_is_filled_in(written: dict[str, str]) -> None:

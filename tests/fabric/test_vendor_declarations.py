@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from weft.fabric.device import cuda, hip
-from weft.fabric.device.driver import AT_LEAST, EQUAL
+from weft.fabric.device.device_driver import AT_LEAST, EQUAL
 
 CUDA_CONSTANTS = {
     "CU_STREAM_WAIT_VALUE_GEQ": cuda.WAIT[AT_LEAST],

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symm
 
-from weft.fabric.device.driver import EQUAL
+from weft.fabric.device.device_driver import EQUAL
 from weft.loom.driver import LoomDriver
 
 PROGRAMS = {}

@@ -37,7 +37,7 @@ def kernels_are_found_out():
 
     from weft.loom.driver import LoomDriver
     from weft.measure.gpu.peers import meet, order
-    from weft.measure.gpu.spin import spinner_of, who_copies
+    from weft.measure.gpu.spinners import spinner_of, who_copies
 
     class ByKernel(LoomDriver):
         def copy(self, target, source, stream):
@@ -82,7 +82,7 @@ def spinner_that_leaves_room():
 
     from weft.loom.driver import LoomDriver
     from weft.measure.gpu.peers import meet
-    from weft.measure.gpu.spin import LoomSpinner, who_copies
+    from weft.measure.gpu.spinners import LoomSpinner, who_copies
 
     driver = LoomDriver()
     peers = meet(torch.device("loom", torch.accelerator.current_device_index()))
@@ -99,7 +99,7 @@ def first_use(broken):
     import torch.distributed as dist
 
     from weft.errors import Unsupported
-    from weft.fabric.device import first_use
+    from weft.fabric.device import known_product
 
     rank, world = dist.get_rank(), dist.get_world_size()
 
@@ -119,7 +119,7 @@ def first_use(broken):
 
     device = torch.device("loom", torch.accelerator.current_device_index())
     try:
-        first_use.check(product, device, rank, world, everyone)
+        known_product.check(product, device, rank, world, everyone)
     except Unsupported as error:
         return str(error)
     return ""
@@ -135,10 +135,10 @@ def test_known_numbers_before_others(loom_pools, monkeypatch):
 
 @pytest.mark.parametrize(("value", "wanted"), [("", True), ("off", False), ("0", False)])
 def test_the_check_can_be_turned_off(monkeypatch, value, wanted):
-    from weft.fabric.device import first_use
+    from weft.fabric.device import known_product
 
     monkeypatch.setenv("WEFT_CHECK", value)
-    assert first_use.wanted() is wanted
+    assert known_product.wanted() is wanted
 
 
 def test_the_filling_kernel_ends():

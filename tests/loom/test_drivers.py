@@ -42,7 +42,7 @@ def copies_and_words(kind):
     import torch.distributed as dist
 
     from weft.errors import Unsupported
-    from weft.fabric.device.driver import EQUAL
+    from weft.fabric.device.device_driver import EQUAL
 
     driver, rank = made(kind), dist.get_rank()
     (x, theirs), (words, peer_words) = symmetric(6, 8), symmetric(4)
@@ -93,7 +93,7 @@ def a_captured_exchange(kind):
     import torch
     import torch.distributed as dist
 
-    from weft.fabric.device.driver import EQUAL
+    from weft.fabric.device.device_driver import EQUAL
 
     driver, rank = made(kind), dist.get_rank()
     (x, theirs), (words, peer_words) = symmetric(64), symmetric(2)
@@ -176,7 +176,7 @@ def facts_and_failures(kind):
 
     from weft.errors import Error, Unsupported
     from weft.fabric.device.calls import open_library
-    from weft.fabric.device.driver import driver_of
+    from weft.fabric.device.device_driver import driver_of
 
     os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
     os.environ["HSA_ENABLE_SDMA"] = "0"

@@ -17,7 +17,7 @@ from weft.plan.embedding_gradient import EmbeddingGradient
 from weft.plan.interpret import interpret
 from weft.plan.matmul_all_reduce import MatmulAllReduce
 from weft.plan.matmul_all_to_all import MatmulAllToAll
-from weft.plan.tasks import Await, Lookup, Reduce, Tiles
+from weft.plan.tasks import Await, KernelTiles, Lookup, Reduce
 from weft.plan.verify import verify
 
 SIZES = st.sampled_from((0, 1, 2, 3, 5, 8, 13, 65, 130))
@@ -109,7 +109,7 @@ def test_gradients_go_back(world):
 def test_remote_pieces_come_first():
     plan = MatmulAllToAll.of(64, 8, 8, 4).lower(Schedule.parse("in-kernel:2"))
     for rank in range(4):
-        makes = [t for t in plan.tasks if t.rank == rank and isinstance(t, Tiles)]
+        makes = [t for t in plan.tasks if t.rank == rank and isinstance(t, KernelTiles)]
         local = [all(r.rank == rank for r in task.writes()) for task in makes]
         assert local == sorted(local), "local pieces come last"
         targets = [region.rank for region in makes[0].writes()]
@@ -140,16 +140,16 @@ def test_lookups_go_table_by_table(tables, schedule, cut):
             assert targets == sorted(targets, key=order.index)
 
 
-@pytest.mark.parametrize("kind", [Tiles, Reduce, Await])
+@pytest.mark.parametrize("kind", [KernelTiles, Reduce, Await])
 def test_a_broken_plan_is_found_out(kind):
     """Without a wait, without a task, or stored elsewhere: none of it goes unseen."""
     plan = MatmulAllReduce.of(2, 12, 3, 3).lower(Schedule.parse("in-kernel:2"))
     verify(plan)
     victim = next(task for task in plan.tasks if isinstance(task, kind) and task.rank == 1)
     broken = []
-    if kind is not Tiles:
+    if kind is not KernelTiles:
         broken.append(replace(victim, after=()))
-    if kind is Tiles:
+    if kind is KernelTiles:
         part = victim.parts[0]
         moved = replace(part, c=part.c._replace(row=0 if part.c.row else 2))
         broken.append(replace(victim, parts=(moved, *victim.parts[1:])))

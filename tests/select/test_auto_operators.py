@@ -119,8 +119,8 @@ def _routed() -> int:
 
 
 def test_changing_splits_share_a_choice(ranks):
-    # One, on rank 0 alone: at memory speed the way back leaves nothing to choose.
-    assert ranks(2).run(_routed) == [1, 0]
+    # One on rank 0 alone; and one on every rank for the way back, which may be in-kernel.
+    assert ranks(2).run(_routed) == [2, 1]
 
 
 def _tuned() -> dict[str, str]:

@@ -7,7 +7,7 @@ import pytest
 from weft.fabric import Capabilities, Link
 from weft.plan.matmul_all_reduce import MatmulAllReduce
 from weft.plan.matmul_reduce_scatter import MatmulReduceScatter
-from weft.select.fixed import fixed
+from weft.select.fixed import fixed, fused
 
 HOST = Capabilities("host", direct=True, adaptive=True, in_kernel=True)
 
@@ -26,9 +26,10 @@ HOST = Capabilities("host", direct=True, adaptive=True, in_kernel=True)
 )
 def test_rows_of_an_all_reduce(m, n, dtype, link, chosen):
     operation = MatmulAllReduce((m // 2, m - m // 2), n, (1024, 1024), dtype)
-    choice = fixed(HOST, Link.parse(link), operation)
+    choice = fused(HOST, Link.parse(link), operation)
     assert (None if choice is None else str(choice.schedule)) == chosen
     assert choice is None or f"{m} rows" in choice.why
-    assert fixed(Capabilities("flat"), Link.parse(link), operation) is None
+    assert fused(Capabilities("flat"), Link.parse(link), operation) is None
+    assert fixed(HOST, operation) is None  # the guard compares it with serial
     scattered = MatmulReduceScatter(operation.rows, n, (1024, 1024), dtype)
-    assert fixed(HOST, Link.parse(link), scattered) is None
+    assert fused(HOST, Link.parse(link), scattered) is None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.simulate.cost.fidelity import Fidelity, Summary
+from weft.simulate.cost.fidelity import Fidelity, FidelityFigure
 
 
 def test_every_promise_is_kept(fidelity: Fidelity) -> None:
@@ -31,6 +31,6 @@ def test_every_comparison_is_there(fidelity: Fidelity) -> None:
 
 
 def test_a_missed_promise_shows() -> None:
-    assert not Summary("x", "error", 0.3, most=0.2).reached
-    assert not Summary("x", "speedup", 1.5, least=1.6, most=2.0).reached
-    assert Summary("x", "error", 0.3).reached
+    assert not FidelityFigure("x", "error", 0.3, most=0.2).reached
+    assert not FidelityFigure("x", "speedup", 1.5, least=1.6, most=2.0).reached
+    assert FidelityFigure("x", "error", 0.3).reached

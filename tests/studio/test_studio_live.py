@@ -17,7 +17,7 @@ import pytest
 
 from weft.errors import Unsupported
 from weft.studio.live import OTHER, LiveRuns
-from weft.studio.live_case import MOST_SCHEDULES, Case, Limits
+from weft.studio.live_case import MOST_SCHEDULES, Limits, LiveCase
 from weft.studio.state import State
 
 SMALL = State(m=128, n=128, k=128, world=2, dtype="float32")
@@ -36,31 +36,34 @@ HUGE = replace(SMALL, m=1 << 20, n=1 << 16)
     ],
 )
 def test_what_does_not_fit_is_refused_with_what_would(state: State, said: str) -> None:
-    case = Case(state)
+    case = LiveCase(state)
     assert re.search(said, case.refused(LIMITS))
     fits = case.fitting(LIMITS)
     if state.op != SMALL.op:
         assert fits is None
         return
     assert fits is not None
-    assert not Case(fits).refused(LIMITS)
+    assert not LiveCase(fits).refused(LIMITS)
     assert fits.m * fits.n * fits.k <= state.m * state.n * state.k
 
 
 def test_a_case_survives_its_query_and_wrong_ones_are_refused() -> None:
-    for case in (Case(SMALL), Case(replace(SMALL, pinned="adaptive@dma"), "loom", "memory", 7)):
-        assert Case.from_query(case.to_query()) == case
+    for case in (
+        LiveCase(SMALL),
+        LiveCase(replace(SMALL, pinned="adaptive@dma"), "loom", "memory", 7),
+    ):
+        assert LiveCase.from_query(case.to_query()) == case
     for wrong in ({"where": "moon"}, {"pace": "fast"}, {"rounds": "1000"}, {"rounds": "-1"}):
         with pytest.raises(Unsupported):
-            Case.from_query(wrong)
+            LiveCase.from_query(wrong)
 
 
 def test_serial_and_the_kept_schedule_are_among_the_few_that_run() -> None:
     kept = replace(SMALL, pinned="hetero-fused-2d@dma")
-    names = [one.name for one in Case(kept).schedules(("uniform-fused-1d@cores",))]
+    names = [one.name for one in LiveCase(kept).schedules(("uniform-fused-1d@cores",))]
     assert names[:3] == ["serial@dma", "hetero-fused-2d@dma", "uniform-fused-1d@cores"]
     assert len(names) == MOST_SCHEDULES
-    assert {one.engine for one in Case(kept, "loom").schedules(("serial@cores",))} == {"dma"}
+    assert {one.engine for one in LiveCase(kept, "loom").schedules(("serial@cores",))} == {"dma"}
 
 
 def test_one_run_at_a_time_and_nothing_is_left_of_it(
@@ -72,7 +75,7 @@ def test_one_run_at_a_time_and_nothing_is_left_of_it(
 
     async def asked() -> None:
         runs, shared_memory = LiveRuns(), set(os.listdir("/dev/shm"))
-        case = Case(replace(SMALL, m=1024, n=1024), rounds=31)
+        case = LiveCase(replace(SMALL, m=1024, n=1024), rounds=31)
         first = runs.stream("a", case)
         async for message in messages(first):
             assert "progress" in message, message
@@ -82,7 +85,7 @@ def test_one_run_at_a_time_and_nothing_is_left_of_it(
         group = run.process.pid
         assert len(members(group)) == 1 + case.state.world
         assert [one async for one in messages(runs.stream("b", case))] == [{"error": OTHER}]
-        (refused,) = [one async for one in messages(runs.stream("a", Case(HUGE)))]
+        (refused,) = [one async for one in messages(runs.stream("a", LiveCase(HUGE)))]
         assert refused["fits"]["m"] < HUGE.m
         assert members(group) == []
         assert [one async for one in messages(first) if "result" in one or "error" in one] == []

@@ -13,8 +13,8 @@ from starlette.testclient import TestClient
 
 from weft.errors import Unsupported
 from weft.studio.presets import MOST_BYTES
-from weft.studio.server import make_app
-from weft.studio.worker import Lane, Stale
+from weft.studio.web_app import make_app
+from weft.studio.worker import Stale, WorkerQueue
 
 TOKEN, PORT = "token-of-the-test", 8123
 BASE = f"http://127.0.0.1:{PORT}"
@@ -113,7 +113,7 @@ def _forever(check: Any) -> None:
 
 def test_a_lane_answers_the_newest_of_a_tab_and_every_tab() -> None:
     async def asked() -> list[Any]:
-        lane = Lane()
+        lane = WorkerQueue()
         try:
             running = asyncio.create_task(lane.ask("one", _until_stale))
             await asyncio.sleep(0)  # it takes the lane
@@ -134,7 +134,7 @@ def test_a_lane_answers_the_newest_of_a_tab_and_every_tab() -> None:
 
 def test_a_lane_outlives_an_answer_that_never_comes() -> None:
     async def asked() -> tuple[Any, Any]:
-        lane = Lane()
+        lane = WorkerQueue()
         try:
             await lane.ask("one", _echo, 0)
             lane._limit = 0.2

@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 import weft
 from weft.triton import ahead, kernel, signal_add, wait
 from weft.triton.audit import audit, audit_amdgcn, audit_ptx
-from weft.triton.launch import Tiles
 from weft.triton.residency import Resources, programs_per_unit, unit_of
+from weft.triton.resident_launch import Tiles
 
 MATRIX = [
     *[(target, "bfloat16") for target in ahead.TARGETS],
@@ -182,7 +182,7 @@ def _on_gpu(report, name):
 
     from weft.triton import symmetric_memory
     from weft.triton.checks import CHECKS, KernelCase
-    from weft.triton.launch import DTYPES
+    from weft.triton.resident_launch import DTYPES
 
     torch.cuda.set_device(dist.get_rank())
     space = symmetric_memory(64 << 20)

@@ -83,7 +83,7 @@ def slow(rank, seed):
     """Makes one rank late: before programs, between flags, and before it looks at a result."""
     from triton.runtime.interpreter import interpreter_builder
 
-    from weft.triton.launch import Calls
+    from weft.triton.resident_launch import KernelCalls
 
     dice = random.Random(seed)
     patched = []
@@ -102,7 +102,7 @@ def slow(rank, seed):
     if dist.get_rank() == rank:
         patch(interpreter_builder, "set_grid_idx", 0.03)
         patch(interpreter_builder, "create_atomic_rmw", 0.005)
-        patch(Calls, "check", 0.05)
+        patch(KernelCalls, "check", 0.05)
     return patched
 
 

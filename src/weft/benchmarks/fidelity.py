@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from weft.benchmarks import Check, Result
 from weft.measure.launch import Report
-from weft.simulate.cost.fidelity import Fidelity, Summary, compare
+from weft.simulate.cost.fidelity import Fidelity, FidelityFigure, compare
 from weft.study.ficco import FiccoEvaluation, evaluate
 
 HEADERS = ("comparison", "measure", "value", "promised")
@@ -23,7 +23,7 @@ SLOWER = 2.0
 
 
 @dataclass(frozen=True)
-class Findings:
+class FidelityFindings:
     """All comparisons, for docs/generate/fidelity.py."""
 
     costs: Fidelity
@@ -44,32 +44,38 @@ def run(report: Report) -> Result:
         HEADERS,
         [[_what(s), s.measure, f"{s.value:.3g}", _promised(s)] for s in summaries],
         [check for summary in summaries for check in _checks(summary)],
-        Findings(found, ficco, promises),
+        FidelityFindings(found, ficco, promises),
     )
 
 
-def _ficco(ficco: FiccoEvaluation) -> list[Summary]:
+def _ficco(ficco: FiccoEvaluation) -> list[FidelityFigure]:
     slow, what = ficco.shard_slowdowns, "FiCCO mi300x, simulated"
     return [
-        Summary(what, "largest ideal speedup", ficco.largest_ideal, *IDEAL),
-        Summary(what, "largest speedup of the best schedules", ficco.top.best.speedup, *BEST),
-        Summary(what, "fixed schedules that are best somewhere", float(len(ficco.winners)), 2.0),
-        Summary(what, "shard-p2p / serial, comm.-heavy, least", min(slow), SLOWER),
-        Summary(what, "shard-p2p / serial, comm.-heavy, most", max(slow)),
-        Summary("FiCCO h100, simulated", "shard-p2p speedup, least", ficco.shard_on_switch, 1.0),
-        Summary(what, "best on dma / best on cores, least", ficco.engines_over_cores, 1.0),
+        FidelityFigure(what, "largest ideal speedup", ficco.largest_ideal, *IDEAL),
+        FidelityFigure(
+            what, "largest speedup of the best schedules", ficco.top.best.speedup, *BEST
+        ),
+        FidelityFigure(
+            what, "fixed schedules that are best somewhere", float(len(ficco.winners)), 2.0
+        ),
+        FidelityFigure(what, "shard-p2p / serial, comm.-heavy, least", min(slow), SLOWER),
+        FidelityFigure(what, "shard-p2p / serial, comm.-heavy, most", max(slow)),
+        FidelityFigure(
+            "FiCCO h100, simulated", "shard-p2p speedup, least", ficco.shard_on_switch, 1.0
+        ),
+        FidelityFigure(what, "best on dma / best on cores, least", ficco.engines_over_cores, 1.0),
     ]
 
 
-def _what(summary: Summary) -> str:
+def _what(summary: FidelityFigure) -> str:
     return summary.what.replace(" (error in points)", "")
 
 
-def _name(summary: Summary) -> str:
+def _name(summary: FidelityFigure) -> str:
     return f"{_what(summary)}: {summary.measure}"
 
 
-def _checks(summary: Summary) -> list[Check]:
+def _checks(summary: FidelityFigure) -> list[Check]:
     bounds = ((">=", summary.least), ("<=", summary.most))
     return [
         Check(_name(summary), summary.value, f"{sign} {bound:.4g}")
@@ -78,7 +84,7 @@ def _checks(summary: Summary) -> list[Check]:
     ]
 
 
-def _promised(summary: Summary) -> str:
+def _promised(summary: FidelityFigure) -> str:
     if summary.least is None:
         return "" if summary.most is None else f"<= {summary.most:.4g}"
     return f">= {summary.least:.4g}" + ("" if summary.most is None else f", <= {summary.most:.4g}")

@@ -24,7 +24,7 @@ DEVICES = ("cuda", "loom")
 
 
 @dataclass(frozen=True)
-class Finding:
+class DoctorLine:
     """The result of one check. `remedy` explains how to get what is missing."""
 
     what: str
@@ -76,7 +76,7 @@ def doctor(
         raise typer.Exit(1)
 
 
-def _system() -> list[Finding]:
+def _system() -> list[DoctorLine]:
     cores = len(os.sched_getaffinity(0))
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     linux = platform.system() == "Linux"
@@ -84,82 +84,84 @@ def _system() -> list[Finding]:
     has_memfd = hasattr(os, "memfd_create") and _works(lambda: os.close(os.memfd_create("weft")))
     compiler = next((c for c in ("c++", "g++", "clang++") if shutil.which(c)), "")
     return [
-        Finding(
+        DoctorLine(
             "system", f"{platform.system()} {platform.release()}", linux, "" if linux else "Linux"
         ),
-        Finding(
+        DoctorLine(
             "cores",
             str(cores),
             True,
             "" if cores > 1 else "one core: ranks share it, so overlap cannot be measured",
         ),
-        Finding("memory", f"{memory:.0f} GiB", True),
-        Finding(
+        DoctorLine("memory", f"{memory:.0f} GiB", True),
+        DoctorLine(
             "shared memory (memfd)",
             "yes" if has_memfd else "no",
             has_memfd,
             "" if has_memfd else "a kernel from 3.17 on",
         ),
-        Finding(
+        DoctorLine(
             "watching peers (pidfd)",
             "yes" if has_pidfd else "no",
             has_pidfd,
             "" if has_pidfd else "a kernel from 5.3 on",
         ),
-        Finding("C++ compiler", compiler or "none", True, "" if compiler else "only to build weft"),
+        DoctorLine(
+            "C++ compiler", compiler or "none", True, "" if compiler else "only to build weft"
+        ),
     ]
 
 
-def _processors() -> list[Finding]:
+def _processors() -> list[DoctorLine]:
     import torch
 
     from weft.fabric.host.numa import nodes
 
     lines = processors(nodes(), os.sched_getaffinity(0), torch.get_num_threads(), dict(os.environ))
-    return [Finding(what, found, True, remedy) for what, found, remedy in lines]
+    return [DoctorLine(what, found, True, remedy) for what, found, remedy in lines]
 
 
-def _packages() -> list[Finding]:
+def _packages() -> list[DoctorLine]:
     import torch
 
-    findings = [Finding("torch", torch.__version__, True)]
+    findings = [DoctorLine("torch", torch.__version__, True)]
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     remedy = "weft doctor --gpu examines it"
     if gpu == "none":
         remedy = "not needed: the host fabric runs on CPUs"
-    findings.append(Finding("GPU", gpu, True, remedy))
+    findings.append(DoctorLine("GPU", gpu, True, remedy))
     try:
         from triton import __version__ as triton_version
 
-        findings.append(Finding("triton", triton_version, True))
+        findings.append(DoctorLine("triton", triton_version, True))
     except ImportError:
-        findings.append(Finding("triton", "none", True, "only for weft.triton: weft[triton]"))
+        findings.append(DoctorLine("triton", "none", True, "only for weft.triton: weft[triton]"))
     findings.append(_loom())
     for package, use in (("rich", "tables"), ("numpy", "plan checks")):
         present = importlib.util.find_spec(package) is not None
         version = importlib.metadata.version(package) if present else "none"
         fix = "" if present else f"pip install {package} ({use})"
-        findings.append(Finding(package, version, present, fix))
+        findings.append(DoctorLine(package, version, present, fix))
     return findings
 
 
-def _loom() -> Finding:
+def _loom() -> DoctorLine:
     """The emulated accelerator, which nothing else needs."""
     from weft.loom.build import library_path, why_not
 
     reason = why_not()
     found = "no" if reason else "built" if library_path().exists() else "built when first used"
-    return Finding("loom (weft loom check)", found, True, reason)
+    return DoctorLine("loom (weft loom check)", found, True, reason)
 
 
-def _call(report: Report) -> Finding:
+def _call(report: Report) -> DoctorLine:
     """Runs a call on two ranks and checks its result."""
     try:
         exact = all(launch(2, _two_ranks, report=report))
     except Error as error:
-        return Finding("all_gather_matmul on 2 ranks", "failed", False, str(error))
+        return DoctorLine("all_gather_matmul on 2 ranks", "failed", False, str(error))
     found = "exact" if exact else "a wrong product"
-    return Finding("all_gather_matmul on 2 ranks", found, exact, "" if exact else "report a bug")
+    return DoctorLine("all_gather_matmul on 2 ranks", found, exact, "" if exact else "report a bug")
 
 
 def _two_ranks(report: Report) -> bool:

@@ -35,7 +35,7 @@ def studio(
     try:
         import uvicorn
 
-        from weft.studio.server import make_app
+        from weft.studio.web_app import make_app
     except ImportError as error:
         raise Unsupported(f"the studio needs {error.name}: pip install 'weft[studio]'") from None
     from weft.studio.state import State

@@ -24,6 +24,7 @@ ACTS: tuple[tuple[str, str], ...] = (
     ("from {}", COMMUNICATION),
     ("sum", "reduce"),
     ("own part", "permute"),
+    ("from {}", COMMUNICATION),
 )
 """The name and the kind of each span, in the order of the native acts (`native/job.h`)."""
 

@@ -116,8 +116,24 @@ STREAM_BYTES: int
 def learn_tensors(type: type) -> bool: ...
 def can_reduce(dtype: int, reduction: int) -> bool: ...
 
+class Exchange:
+    def __init__(
+        self,
+        kind: int,
+        dtype: int,
+        item: int,
+        holds_core: bool,
+        uneven: bool,
+        sizes: Sequence[int],
+        given: Sequence[int],
+        taken: Sequence[int],
+        expected: Sequence[int],
+    ) -> None: ...
+
 class Channel:
-    def __init__(self, fabric: Fabric, spin_ns: int, crowded: bool) -> None: ...
+    def __init__(
+        self, fabric: Fabric, spin_ns: int, crowded: bool, for_calls: bool = False
+    ) -> None: ...
     def quick(
         self,
         kind: int,
@@ -128,6 +144,16 @@ class Channel:
         patience: float,
         /,
     ) -> Job | bool: ...
+    def exchange(
+        self,
+        exchange: Exchange,
+        call: int,
+        patience: int,
+        source: int,
+        target: int,
+        record: bool,
+        /,
+    ) -> Job | None: ...
     def last(self) -> Facts: ...
     def tune(self, small: int, chunk: int, stream: int, /) -> None: ...
     def alike(

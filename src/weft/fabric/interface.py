@@ -59,6 +59,11 @@ class Disagree(Exception):
     the call must be planned again."""
 
 
+class NotShared(Error):
+    """The ranks agree on a plan that needs memory that a rank has not exposed, because it expected
+    another plan. Nothing has moved, and all ranks make the call again."""
+
+
 class PeerOutput(NamedTuple):
     """A result in shared memory into which peers store, and its place in this rank's memory."""
 
@@ -171,8 +176,12 @@ class Program(Protocol):
 
     plan: Plan
     computes: bool
-    """Whether the executor runs the tasks of the compute lane; False if the program is one kernel
-    that runs them."""
+    """Whether the executor runs the tasks of the compute lane; False if the program does."""
+    shares: bool
+    """Whether peers touch memory that this rank exposes. If not, known calls expose nothing, and
+    the program is an `OwnProgram`."""
+    way: str
+    """How the program carries out its plan, if not task by task, for `weft.explain()`."""
 
     def start(self, call: Any, tensors: dict[str, torch.Tensor], record: bool) -> Flight:
         """Starts the copies of a call. call: a call of this fabric. tensors: this rank's buffers by
@@ -182,6 +191,15 @@ class Program(Protocol):
 
     def repeat(self, proposal: Proposal) -> Repeat | None:
         """A way to run the same call again in one native step; None if there is none."""
+
+
+class OwnProgram(Program, Protocol):
+    """A program that needs no exposed memory, so that a known call needs only its tensors."""
+
+    def once(self, proposal: Proposal, tensors: dict[str, torch.Tensor]) -> bool:
+        """Enters a call, runs it and ends it. Returns False if the headers of the ranks differ from
+        those that the program was prepared for. This rank has then entered the call, and nothing
+        has moved."""
 
 
 class Call(Protocol):

@@ -23,6 +23,7 @@ import torch.distributed as dist
 from weft.errors import Error, PeerLost, Timeout, Unsupported
 from weft.fabric import _native
 from weft.fabric.deadlines import deadline_of, nanoseconds
+from weft.fabric.host.collective_program import CollectiveProgram, collective_of
 from weft.fabric.host.engine_program import EngineProgram
 from weft.fabric.host.heap_memory import HeapMemory
 from weft.fabric.host.kernel_program import KernelProgram, is_native
@@ -123,7 +124,11 @@ class ProcessFabric:
     def lower(self, operation: Plannable, schedule: Schedule | Strategy) -> Plan:
         return self.reach.lower(operation, schedule)
 
-    def prepare(self, plan: Plan, slots: Sequence[str], signatures: Sequence[int]) -> EngineProgram:
+    def prepare(self, plan: Plan, slots: Sequence[str], signatures: Sequence[int]) -> Program:
+        channel = self.reach.call_channel
+        collective = None if channel is None else collective_of(plan, self.rank)
+        if channel is not None and collective is not None:
+            return CollectiveProgram(plan, self, channel, collective, signatures)
         kind = KernelProgram if self.can.in_kernel and is_native(plan) else EngineProgram
         return kind(plan, self, slots, signatures)
 
@@ -191,6 +196,8 @@ class ProcessFabric:
 
     def _end_channels(self) -> None:
         """Ends the collectives and messages that are running."""
+        if self.reach.call_channel is not None:
+            self.reach.call_channel.abort()
         if self.can.collectives:
             for channel in self.reach.channels():
                 channel.abort()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -13,6 +13,9 @@ from weft.errors import Mismatch, Unsupported
 from weft.fabric import _native
 
 Items = tuple[tuple[str, Any], ...]
+
+UNSHARED = "unshared"
+"""The name of an item of `own`: this rank has exposed no memory to its peers."""
 
 PEERS_DECIDE = "peers decide"
 """The name of an item of `same` that is True if the result of a rank depends on sizes that only its
@@ -39,6 +42,16 @@ class Proposal:
                 f"{_native.MAX_BLOB}; split it into several calls"
             )
         return text
+
+    @cached_property
+    def unshared(self) -> Proposal:
+        """The same call, with no memory that peers could touch."""
+        return replace(self, own=(*self.own, (UNSHARED, True))).checked()
+
+    @property
+    def shares(self) -> bool:
+        """Whether the rank has exposed what a plan may need."""
+        return not any(name == UNSHARED for name, _ in self.own)
 
     @classmethod
     def of_error(cls, operation: str, error: Exception) -> Proposal:

@@ -66,6 +66,10 @@ class Reach(Protocol):
     def channels(self) -> tuple[_native.Channel, _native.Messages]:
         """The channels of native collectives and messages; raises if there are none."""
 
+    @property
+    def call_channel(self) -> _native.Channel | None:
+        """The channel of serial calls, if this reach has one."""
+
     def lower(self, operation: Plannable, schedule: Schedule | Strategy) -> Plan: ...
 
     def program(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from weft.plan.tasks import AnyTask, Matmul, Plan, Tiles
+from weft.plan.tasks import AnyTask, KernelTiles, Matmul, Plan
 from weft.timeline import Span
 
 
 def span_of(plan: Plan, task: AnyTask, rank: int, lane: str, start: int, end: int) -> Span:
     """The span of a task; start and end are in nanoseconds."""
-    flops = task.num_flops if isinstance(task, Tiles) else 0
+    flops = task.num_flops if isinstance(task, KernelTiles) else 0
     if isinstance(task, Matmul):
         flops = 2 * task.c.num_elements * task.inner
     moved = sum(plan.num_bytes(r) for r in task.reads()) if not flops else 0

@@ -17,9 +17,9 @@ from torch.utils import backend_registration as backend
 
 from weft import fabric as fabrics
 from weft.errors import Error, Unsupported
-from weft.fabric.device.driver import register as register_driver
-from weft.loom import device as _device
+from weft.fabric.device.device_driver import register as register_driver
 from weft.loom import host_order, origin
+from weft.loom import torch_module as _device
 from weft.loom.build import Report, why_not
 from weft.loom.build import library as _build
 from weft.loom.deadlock import LoomFinding as Finding

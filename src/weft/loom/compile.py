@@ -44,7 +44,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def _register(interfaces: ModuleType) -> None:
-    from weft.loom import device as loom
+    from weft.loom import torch_module as loom
 
     base: Any = interfaces.DeviceInterface
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from weft.fabric.device.driver import AT_LEAST, Facts, pitched, stream_handle
+from weft.fabric.device.device_driver import AT_LEAST, Facts, pitched, stream_handle
 from weft.loom.library import loaded
 
 

@@ -2,7 +2,7 @@
 pass for `torch.compile`."""
 
 from weft.nn.compiling import compile, overlap_pass
-from weft.nn.experts import ExpertParallel
+from weft.nn.expert_parallel import ExpertParallel
 from weft.nn.fsdp import AllGather, ReduceScatter, gather_by_weft
 from weft.nn.model_report import LayerReport, ModelReport
 from weft.nn.parallelize import parallelize

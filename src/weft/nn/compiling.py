@@ -17,9 +17,9 @@ from torch.fx import Graph, GraphModule, Node
 
 from weft.errors import Unsupported
 from weft.nn import gather_patterns, graph_collectives, reduce_patterns
+from weft.nn.graph_sizes import NoSize, learn
 from weft.nn.report import NearMiss, Report
 from weft.nn.rewrite import drop_copies, sort, split_products
-from weft.nn.sizes import NoSize, learn
 
 BACKENDS = ("eager", "inductor")
 _SUMS = reduce_patterns.COLLECTIVES - gather_patterns.COLLECTIVES

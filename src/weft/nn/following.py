@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from weft.nn.graph_sizes import known, size_of, sizes_of
 from weft.nn.layout import Layout
-from weft.nn.sizes import known, size_of, sizes_of
 
 aten = torch.ops.aten
 

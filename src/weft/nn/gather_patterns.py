@@ -8,10 +8,10 @@ import torch
 from torch.fx import Graph, Node
 
 from weft.nn.following import PRODUCTS, aten, follow, moves, value
+from weft.nn.graph_sizes import Size, known, quotient, sizes_of
 from weft.nn.layout import DimensionPart, Layout
 from weft.nn.report import Match, NearMiss, Report
 from weft.nn.rewrite import call, cast, depends, group_of, item, prune, shaped
-from weft.nn.sizes import Size, known, quotient, sizes_of
 
 collectives = torch.ops._c10d_functional
 ALL_GATHER = collectives.all_gather_into_tensor.default

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from weft.nn.sizes import Size, product, quotient
+from weft.nn.graph_sizes import Size, product, quotient
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ from torch.distributed.tensor.parallel import parallelize_module
 
 from weft.errors import Unsupported
 from weft.nn import sharded
-from weft.nn.experts import ExpertParallel, check_experts
+from weft.nn.expert_parallel import ExpertParallel, check_experts
+from weft.nn.layer_outcomes import outcome
 from weft.nn.model_report import LayerReport, ModelReport
-from weft.nn.outcomes import outcome
 from weft.nn.plans import plan_of, style_of, wildcard
 from weft.nn.sequence import layers_of, split_sequence
 from weft.nn.sharding import (

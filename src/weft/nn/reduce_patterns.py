@@ -10,10 +10,10 @@ import torch
 from torch.fx import Graph, Node
 
 from weft.nn.following import aten, follow, moves, value
+from weft.nn.graph_sizes import Size, known, product, quotient, sizes_of
 from weft.nn.layout import DimensionPart, Layout, join
 from weft.nn.report import Match, Report
 from weft.nn.rewrite import call, cast, group_of, joined, prune, shaped
-from weft.nn.sizes import Size, known, product, quotient, sizes_of
 
 collectives = torch.ops._c10d_functional
 REDUCE_SCATTER = collectives.reduce_scatter_tensor.default

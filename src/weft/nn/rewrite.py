@@ -15,7 +15,7 @@ from torch.fx.node import map_arg
 from weft import fabric as fabrics
 from weft.errors import Error
 from weft.nn.following import aten, value
-from weft.nn.sizes import Size, known, product, shape_nodes, size_of, sizes_of
+from weft.nn.graph_sizes import Size, known, product, shape_nodes, size_of, sizes_of
 from weft.ops.operands import resolve_group
 
 

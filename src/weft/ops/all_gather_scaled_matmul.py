@@ -11,16 +11,7 @@ import torch.distributed as dist
 
 from weft.fabric.proposal import Proposal
 from weft.ops import all_gather_matmul as plain
-from weft.ops.operands import (
-    as_rows,
-    as_shaped,
-    check_dim,
-    group_name,
-    resized,
-    resolve_group,
-)
-from weft.ops.operator import Bound, Operator, register, run, session_for
-from weft.ops.scaled import (
+from weft.ops.float8_operands import (
     by_rows,
     check_bias,
     check_eight,
@@ -30,6 +21,15 @@ from weft.ops.scaled import (
     w_scales,
     x_scales,
 )
+from weft.ops.operands import (
+    as_rows,
+    as_shaped,
+    check_dim,
+    group_name,
+    resized,
+    resolve_group,
+)
+from weft.ops.operator import Bound, Operator, register, run, session_for
 from weft.plan.all_gather_matmul import AllGatherMatmul
 from weft.run.call import Tensors
 from weft.run.results import empty_as

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from weft.errors import Mismatch
-from weft.fabric.device.bags import DeviceBags
+from weft.fabric.device.device_bags import DeviceBags
 from weft.fabric.host.bags import Bags
 from weft.fabric.proposal import Proposal
 from weft.operation import split

@@ -17,7 +17,7 @@ import torch
 from weft.dtype import kernel_numbers, name_of
 from weft.errors import Unsupported
 from weft.fabric.interface import PeerOutput, Repeat
-from weft.ops.operands import DTYPES
+from weft.ops.operands import DTYPES, as_rows
 from weft.ops.operator import into
 from weft.plan.matmul_all_reduce import FEW_ROWS
 from weft.run import record
@@ -85,8 +85,9 @@ def remember(
 ) -> None:
     """Keeps the call that has just been made, so that its repetitions are one native step."""
     n = w.shape[1]
-    if request.inputs["w"] is not w:  # it is converted in every call
-        return
+    plain = w.dtype == x.dtype and "scale" not in request.inputs
+    if request.inputs["w"] is not w or not (plain or as_rows(x, 0)[0].shape[0] <= FEW_ROWS):
+        return  # it is converted in every call
     if key is None or 0 in x.shape or n == 0 or request.observe is not None:
         return
     if record.active is not None or not x.is_cpu:

@@ -6,7 +6,7 @@ import os
 
 import torch
 
-from weft.fabric.device import first_use
+from weft.fabric.device import known_product
 from weft.run.call import meet
 from weft.run.session import Session
 
@@ -25,7 +25,7 @@ def check_first_use(session: Session) -> None:
         return
     state.begun = True  # the product below is a call of this session
     fabric = session.fabric
-    if fabric.can.name == "loom" and os.environ.get(first_use.OFF) != "on":
+    if fabric.can.name == "loom" and os.environ.get(known_product.OFF) != "on":
         return
     from weft.ops.all_gather_matmul import all_gather_matmul
 
@@ -38,7 +38,7 @@ def check_first_use(session: Session) -> None:
         return all(dict(items)["right"] for items in own)
 
     try:
-        first_use.check(product, fabric.device, fabric.rank, fabric.world, everyone)
+        known_product.check(product, fabric.device, fabric.rank, fabric.world, everyone)
     except BaseException:
         state.begun = False
         raise

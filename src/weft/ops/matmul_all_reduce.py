@@ -57,12 +57,13 @@ def matmul_all_reduce(
         reduce_op: "sum" or "avg".
         scale: [N] in float32, the factors of the columns of w; int8 needs it.
 
-    For up to 32 rows, "auto" is `in-kernel`: one kernel that sends each block of y when it is made.
-    The owner of a block adds the parts and stores the sum into everyone's y. The kernel is fastest
-    for a w with contiguous columns, such as `linear.weight.t()`. Another w is copied into that
-    layout at its second call, and the copy is kept as long as w exists and is not written to
-    (WEFT_PREPACK=0 turns this off). From 33 to 256 rows in float32, "auto" is `in-kernel:1`: one
-    GEMM for the columns of each owner, stored into the memory of the owner, which adds.
+    For up to 32 rows, "auto" is `in-kernel`, unless serial is measured faster in the first calls:
+    one kernel that sends each block of y when it is made. The owner of a block adds the parts and
+    stores the sum into everyone's y. The kernel is fastest for a w with contiguous columns, such
+    as `linear.weight.t()`. Another w is copied into that layout at its second call, and the copy
+    is kept as long as w exists and is not written to (WEFT_PREPACK=0 turns this off). From 33 to
+    256 rows in float32 it is `in-kernel:1`: one GEMM for the columns of each owner, stored into
+    the memory of the owner, which adds.
 
     Returns:
         y: the sum, [M, N], on every rank.

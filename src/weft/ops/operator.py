@@ -11,7 +11,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -27,8 +27,9 @@ from weft.ops.known import Adapt, Again, Known, Operands, key_of
 from weft.ops.known import Output as Output
 from weft.ops.operands import resolve_group
 from weft.plan.tasks import Plannable
+from weft.run import record as recording
 from weft.run import session as sessions
-from weft.run.call import CHOSEN, Combine, Request, Tensors, carry_out
+from weft.run.call import CHOSEN, Combine, Request, Tensors, carry_out, repeat
 from weft.run.ranges import profiled, range_of
 from weft.run.results import empty
 from weft.run.session import Session
@@ -235,12 +236,28 @@ def _holds(known: Known) -> bool:
 
 def _run_known(session: Session, known: Known, arguments: tuple[Any, ...]) -> Any:
     assert known.again is not None
+    fabric, proposal = session.fabric, known.proposal
+    runner = session.runners.get(proposal.signature)
+    own = runner is not None and not runner.program.shares and recording.active is None
     try:
         operands = known.again(*arguments)
+        if runner is not None and own:
+            inputs, _, outputs, stored = operands
+            if known.adapt is not None:
+                inputs = known.adapt(cast(Schedule, runner.plan.schedule), inputs)
+            if stored is not None:
+                outputs, _ = _stored(fabric, None, stored, None)
+            assert outputs is not None
+            results = outputs(runner.plan.operation)
     except Exception as error:
-        session.fabric.refuse(known.proposal.operation, error)
+        fabric.refuse(proposal.operation, error)
         raise
-    return operands.result(_carry_out(session, known, operands, None)[0])
+    if runner is None or not own:
+        return operands.result(_carry_out(session, known, operands, None)[0])
+    with fabric.lock:
+        if not repeat(session, runner, proposal, known.decision.why, {**inputs, **results}):
+            results = _carry_out(session, known, operands, None, entered=True)[0]
+    return operands.result(results)
 
 
 def _bind_and_run(
@@ -295,7 +312,7 @@ def _known(operator: Operator, fabric: Fabric, decision: Decision, bound: Bound)
     what = "the strategy" if isinstance(schedule, Strategy) else "the schedule"
     workspaces: Mapping[str, int] = {}
     if bound.workspaces is not None and fabric.world > 1:
-        workspaces = bound.workspaces(schedule)
+        workspaces = bound.workspaces(decision.placed)
     return Known(
         proposal_of(operator.name, (*bound.same, (what, decision.header)), own),
         decision,
@@ -308,17 +325,23 @@ def _known(operator: Operator, fabric: Fabric, decision: Decision, bound: Bound)
 
 
 def _carry_out(
-    session: Session, call: Known, operands: Operands, output: PeerOutput | None
+    session: Session,
+    call: Known,
+    operands: Operands,
+    output: PeerOutput | None,
+    entered: bool = False,
 ) -> tuple[Tensors, Request]:
-    """Runs a call with its operands; returns its outputs by buffer name, and the request."""
+    """Runs a call with its operands; returns its outputs by buffer name, and the request. entered:
+    this rank has already entered the call, with `output` if that is not None."""
     fabric, decision = session.fabric, call.decision
     inputs, _, outputs, stored = operands
     peer_outputs: dict[str, PeerOutput] = {}
+    adapt = call.adapt
     try:
-        if call.adapt is not None:
-            inputs = call.adapt(decision.schedule, inputs)
+        if adapt is not None and decision.fused is None:
+            inputs, adapt = adapt(decision.schedule, inputs), None
         if stored is not None:
-            outputs, peer_outputs = _stored(fabric, decision.schedule, stored, output)
+            outputs, peer_outputs = _stored(fabric, decision.placed, stored, output)
     except Exception as error:
         fabric.refuse(call.proposal.operation, error)
         raise
@@ -333,7 +356,8 @@ def _carry_out(
         Exposed({name: inputs[name] for name in call.shared}, call.workspaces, peer_outputs),
         outputs,
         decision.observe,
-        output is not None,
+        entered or output is not None,
+        adapt,
     )
     try:
         return carry_out(session, request), request

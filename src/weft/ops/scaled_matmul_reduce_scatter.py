@@ -12,6 +12,14 @@ from weft.dtype import name_of
 from weft.errors import Unsupported
 from weft.fabric.proposal import Proposal
 from weft.operation import split
+from weft.ops.float8_operands import (
+    check_bias,
+    check_eight,
+    check_result_scale,
+    decided_as,
+    w_scales,
+    x_scales,
+)
 from weft.ops.operands import (
     as_rows,
     as_shaped,
@@ -23,14 +31,6 @@ from weft.ops.operands import (
     shared_workspaces,
 )
 from weft.ops.operator import Bound, Operator, Output, register, run, session_for
-from weft.ops.scaled import (
-    check_bias,
-    check_eight,
-    check_result_scale,
-    decided_as,
-    w_scales,
-    x_scales,
-)
 from weft.plan.matmul_reduce_scatter import MatmulReduceScatter
 from weft.run.call import Tensors
 from weft.run.scaled import Scales

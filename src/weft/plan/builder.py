@@ -11,6 +11,7 @@ from weft.plan.tasks import (
     Buffer,
     BufferKind,
     Copy,
+    KernelTiles,
     Lookup,
     Matmul,
     Part,
@@ -19,7 +20,6 @@ from weft.plan.tasks import (
     Plannable,
     Reduce,
     Region,
-    Tiles,
 )
 from weft.schedule import Engine, Schedule
 
@@ -138,7 +138,7 @@ class Builder:
         kept = tuple(part for part in parts if part.c.num_elements)
         if not kept:
             return None
-        return self._add(Tiles(self._id, rank, _ids(after), label, kept))
+        return self._add(KernelTiles(self._id, rank, _ids(after), label, kept))
 
     def lookup(
         self,

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.errors import InvalidPlan
-from weft.plan.tasks import AnyTask, Matmul, Plan, Reduce, Region, Tiles
+from weft.plan.tasks import AnyTask, KernelTiles, Matmul, Plan, Reduce, Region
 
 Key = tuple[int, str]
 
@@ -179,7 +179,7 @@ def trace(plan: Plan, order: list[int]) -> Contents:
         if isinstance(task, Reduce):
             _add(contents, task)
             continue
-        if isinstance(task, Tiles):
+        if isinstance(task, KernelTiles):
             for part in task.parts:
                 _multiply(
                     contents, Matmul(task.id, task.rank, (), task.label, part.a, part.b, part.c)

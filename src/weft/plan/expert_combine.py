@@ -15,8 +15,8 @@ from weft.plan.builder import Builder, refuse_impossible
 from weft.plan.contents import Contents, Product, covers_once
 from weft.plan.experts import (
     Chunk,
+    ExpertPiece,
     Grouped,
-    Piece,
     Pieces,
     depth_per_piece,
     pieces_of,
@@ -61,7 +61,7 @@ def lower(op: Combined, schedule: Schedule) -> Plan:
 class _Made(NamedTuple):
     """A chunk of the product: its region, and the task that makes it."""
 
-    piece: Piece
+    piece: ExpertPiece
     block: Block
     region: Region
     task: int | None
@@ -108,10 +108,10 @@ class _Combine:
         for piece, block in () if uniform else own:
             self._chunk(piece, block)
 
-    def _for(self, owner: int) -> list[Piece]:
+    def _for(self, owner: int) -> list[ExpertPiece]:
         return [piece for piece in self.pieces.between(owner, self.rank) if piece.rows]
 
-    def _whole(self, piece: Piece) -> Block:
+    def _whole(self, piece: ExpertPiece) -> Block:
         return 0, piece.rows, 0, self.op.n
 
     def _cut(self, owner: int) -> list[Chunk]:
@@ -126,7 +126,7 @@ class _Combine:
                 chunks += [(piece, (*part, 0, n)) for part in slices(piece.rows, depth)]
         return chunks
 
-    def _chunk(self, piece: Piece, block: Block) -> None:
+    def _chunk(self, piece: ExpertPiece, block: Block) -> None:
         """One GEMM over a chunk, written where its owner finds it."""
         row, rows, column, columns = block
         owner, at = piece.source, piece.token + row
@@ -155,7 +155,7 @@ class _Combine:
         b = Region(self.rank, w.name, 0, w.rows, column, columns)
         return self.builder.matmul(self.rank, self.x.rows_of(row, rows), b, c, label=label)
 
-    def _at(self, buffer: str, rank: int, row: int, piece: Piece) -> Region:
+    def _at(self, buffer: str, rank: int, row: int, piece: ExpertPiece) -> Region:
         return Region(rank, buffer, row, piece.rows, 0, self.op.n)
 
     def complete(self, ranks: Sequence[_Combine]) -> None:
@@ -196,7 +196,7 @@ def check(op: Combined, contents: Contents) -> None:
     for rank in range(op.world):
         own = [p for maker in range(op.world) for p in pieces.between(rank, maker) if p.rows]
         first = [piece.token for piece in own]
-        boxes: dict[Piece, list[tuple[int, int, int, int, int, int]]] = {p: [] for p in own}
+        boxes: dict[ExpertPiece, list[tuple[int, int, int, int, int, int]]] = {p: [] for p in own}
         for held in contents.of(rank, "y"):
             value = held.value
             piece = own[bisect_right(first, held.row) - 1]

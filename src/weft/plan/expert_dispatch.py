@@ -14,8 +14,8 @@ from weft.plan.builder import Builder, refuse_impossible
 from weft.plan.contents import Contents, Data, Held, Product, covers_once
 from weft.plan.experts import (
     Chunk,
+    ExpertPiece,
     Grouped,
-    Piece,
     Pieces,
     depth_per_piece,
     pieces_of,
@@ -104,7 +104,7 @@ class _Dispatch:
         pulls = [self._pull(piece, 0, piece.rows) for piece in self._from(source)]
         return max((task for task in pulls if task is not None), default=None)
 
-    def _from(self, source: int) -> list[Piece]:
+    def _from(self, source: int) -> list[ExpertPiece]:
         return self.pieces.between(source, self.rank)
 
     def _cut(self, source: int) -> list[Chunk]:
@@ -118,7 +118,7 @@ class _Dispatch:
             if rows
         ]
 
-    def _chunk(self, piece: Piece, block: Block) -> None:
+    def _chunk(self, piece: ExpertPiece, block: Block) -> None:
         row, rows = block[:2]
         remote, direct = piece.source != self.rank, self.schedule.engine == "direct"
         pull = None
@@ -154,7 +154,7 @@ class _Dispatch:
                 label=label if len(self.w) == 1 else f"{label} w{i}",
             )
 
-    def _pull(self, piece: Piece, row: int, rows: int) -> int | None:
+    def _pull(self, piece: ExpertPiece, row: int, rows: int) -> int | None:
         one_at_a_time = self.schedule.pattern == "peer" and piece.source != self.rank
         task = self.builder.copy(
             self.rank,
@@ -216,6 +216,6 @@ def _check_product(op: Dispatched, pieces: Pieces, rank: int, index: int, held: 
         raise InvalidPlan(f"y{index}@{rank}: {value} is in the wrong place")
 
 
-def _is_row(piece: Piece, buffer: tuple[int, str], row: int, place: int) -> bool:
+def _is_row(piece: ExpertPiece, buffer: tuple[int, str], row: int, place: int) -> bool:
     """Whether a row of x belongs to this place on the side of experts."""
     return buffer == (piece.source, "x") and row - piece.token == place - piece.expert_row

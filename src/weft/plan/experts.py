@@ -48,7 +48,7 @@ def refuses(schedule: Schedule) -> str | None:
     return None
 
 
-class Piece(NamedTuple):
+class ExpertPiece(NamedTuple):
     """The rows that a rank has for an expert of another. token: their first row on the side of
     tokens. expert_row: on the side of experts."""
 
@@ -69,7 +69,7 @@ class Pieces:
         self.tokens = [sum(sizes) for sizes in splits]
         """The rows of each rank on the side of tokens."""
         first = [starts(sizes) for sizes in splits]
-        self.of: dict[tuple[int, int, int], Piece] = {}
+        self.of: dict[tuple[int, int, int], ExpertPiece] = {}
         """By source, target and expert."""
         self.received: list[int] = []
         """The rows of each rank on the side of experts."""
@@ -82,14 +82,14 @@ class Pieces:
                 for source in range(world):
                     at = target * experts + expert
                     rows = splits[source][at]
-                    piece = Piece(source, target, expert, first[source][at], row, rows)
+                    piece = ExpertPiece(source, target, expert, first[source][at], row, rows)
                     self.of[source, target, expert] = piece
                     row += rows
                 spans.append((begin, row - begin))
             self.received.append(row)
             self.spans.append(spans)
 
-    def at(self, target: int, row: int, rows: int) -> Piece | None:
+    def at(self, target: int, row: int, rows: int) -> ExpertPiece | None:
         """The piece that has these rows on a rank's side of experts."""
         begins, pieces = self._by_row[target]
         place = bisect_right(begins, row) - 1
@@ -98,7 +98,7 @@ class Pieces:
         return None
 
     @cached_property
-    def _by_row(self) -> list[tuple[list[int], list[Piece]]]:
+    def _by_row(self) -> list[tuple[list[int], list[ExpertPiece]]]:
         """Per rank, the pieces that have rows, and their first rows, on the side of experts."""
         found = []
         for rank in range(self.world):
@@ -107,7 +107,7 @@ class Pieces:
             found.append(([piece.expert_row for piece in mine], mine))
         return found
 
-    def between(self, source: int, target: int) -> list[Piece]:
+    def between(self, source: int, target: int) -> list[ExpertPiece]:
         return [self.of[source, target, expert] for expert in range(self.experts)]
 
     @cached_property
@@ -148,7 +148,7 @@ def depth_per_piece(schedule: Schedule, adaptive: int, world: int, experts: int)
     return max(1, -(-depth // experts))
 
 
-def turns(cuts: Sequence[list[tuple[Piece, Block]]], schedule: Schedule) -> Iterator[Chunk]:
+def turns(cuts: Sequence[list[tuple[ExpertPiece, Block]]], schedule: Schedule) -> Iterator[Chunk]:
     """The chunks of several ranks in the order in which they are handled: one rank after the other,
     or one chunk of every rank in turn."""
     if schedule.pattern == "peer":
@@ -158,5 +158,5 @@ def turns(cuts: Sequence[list[tuple[Piece, Block]]], schedule: Schedule) -> Iter
         yield from (cut[number] for cut in cuts if number < len(cut))
 
 
-Chunk = tuple[Piece, Block]
+Chunk = tuple[ExpertPiece, Block]
 """A piece, and a block of its rows and columns."""

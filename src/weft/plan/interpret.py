@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.plan.order import predecessors, topological
-from weft.plan.tasks import Matmul, Plan, Reduce, Region, Tiles
+from weft.plan.tasks import KernelTiles, Matmul, Plan, Reduce, Region
 
 Array = npt.NDArray[np.float64]
 
@@ -48,7 +48,7 @@ def interpret(
             product = (a.T if task.transposed else a) @ view(task.b)
             view(task.c)[...] = view(task.c) + product if task.accumulate else product
             continue
-        if isinstance(task, Tiles):
+        if isinstance(task, KernelTiles):
             for part in task.parts:
                 view(part.c)[...] = view(part.a) @ view(part.b)
             continue

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from weft.errors import InvalidPlan
 from weft.plan.adaptive import as_one, next_run
 from weft.plan.order import predecessors
-from weft.plan.tasks import AnyTask, Copy, Matmul, Plan, Reduce, Region, Tiles
+from weft.plan.tasks import AnyTask, Copy, KernelTiles, Matmul, Plan, Reduce, Region
 
 GPU_TILE = 128
 """The rows and columns of a tile in the GEMM libraries of GPUs."""
@@ -46,7 +46,7 @@ class Rates(NamedTuple):
         if isinstance(task, Matmul):
             parts = self._computing(task), self._touching(plan, task)
             return self.launch + (max(parts) if self.loads_ahead else sum(parts))
-        if isinstance(task, Tiles):
+        if isinstance(task, KernelTiles):
             return self.launch + task.num_flops / self.flops
         return self.launch + self._touching(plan, task)
 

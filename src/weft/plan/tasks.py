@@ -212,7 +212,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Tiles(Task):
+class KernelTiles(Task):
     """Products that the workers of one kernel compute. They store each where it is needed: c may be
     in the memory of any rank."""
 
@@ -266,7 +266,7 @@ class Await(Task):
         return ()
 
 
-AnyTask = Copy | Matmul | Permute | Reduce | Tiles | Lookup | Await
+AnyTask = Copy | Matmul | Permute | Reduce | KernelTiles | Lookup | Await
 
 
 class Plannable(Operation, Protocol):

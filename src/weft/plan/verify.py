@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from weft.errors import InvalidPlan, Unsupported
 from weft.plan.contents import trace
 from weft.plan.order import ancestors, predecessors, topological
-from weft.plan.tasks import AnyTask, Copy, Matmul, Permute, Plan, Reduce, Region, Tiles
+from weft.plan.tasks import AnyTask, Copy, KernelTiles, Matmul, Permute, Plan, Reduce, Region
 
 MAX_TASKS = 30_000
 """The order of tasks is kept as a square matrix of bits. Beyond this size it takes seconds."""
@@ -80,7 +80,7 @@ def _fits(task: AnyTask) -> bool:
         a, b, c = task.a, task.b, task.c
         rows, inner = (a.columns, a.rows) if task.transposed else (a.rows, a.columns)
         return inner == b.rows and rows == c.rows and b.columns == c.columns
-    if isinstance(task, Tiles):
+    if isinstance(task, KernelTiles):
         return all(
             (p.a.rows, p.a.columns, p.b.columns) == (p.c.rows, p.b.rows, p.c.columns)
             for p in task.parts

@@ -16,7 +16,15 @@ import torch
 from weft import fabric as fabrics
 from weft.errors import Unsupported
 from weft.fabric import Fabric
-from weft.fabric.interface import Call, Disagree, Exposed, StepFlight
+from weft.fabric.interface import (
+    NOTHING_EXPOSED,
+    Call,
+    Disagree,
+    Exposed,
+    NotShared,
+    OwnProgram,
+    StepFlight,
+)
 from weft.fabric.proposal import Items, Proposal
 from weft.plan.tasks import Plan, Plannable
 from weft.plan.verify import verify
@@ -32,6 +40,7 @@ CHOSEN = "chosen"
 reason."""
 
 Tensors = dict[str, torch.Tensor]
+_NOTHING = Timeline(())
 Combine = Callable[[Sequence[Proposal]], Plannable]
 Outputs = Callable[[Plannable], Tensors]
 
@@ -43,7 +52,8 @@ class Request(NamedTuple):
     all ranks, or raises `Mismatch`. inputs: by buffer name; `exposed` has those that peers may
     read. outputs: makes this rank's outputs for an operation. observe: called with the seconds of
     the call. entered: this rank has already entered the call, with this proposal and this memory,
-    and its peers propose another call than expected.
+    and its peers propose another call than expected. adapt: converts the inputs for the schedule,
+    if that is known only when the ranks have met.
     """
 
     proposal: Proposal
@@ -56,22 +66,38 @@ class Request(NamedTuple):
     outputs: Outputs
     observe: Callable[[float], None] | None = None
     entered: bool = False
+    adapt: Callable[[Schedule | Strategy, Tensors], Tensors] | None = None
 
 
 def carry_out(session: Session, request: Request) -> Tensors:
     """Carries out a call; returns its outputs by buffer name."""
+    try:
+        return _carry_out(session, request, expects=not request.entered)
+    except NotShared:
+        return _carry_out(session, request._replace(entered=False), expects=False)
+
+
+def _carry_out(session: Session, request: Request, expects: bool) -> Tensors:
+    """The same. expects: whether this rank expects the same plan as in the last such call."""
     fabric, proposal = session.fabric, request.proposal
     recording = record.active
     with fabric.lock:
         started = time.perf_counter()
-        runner = None if request.entered else session.runners.get(proposal.signature)
-        expected = None if runner is None else runner.program
-        with fabric.call(proposal, request.exposed, expected, request.entered) as call:
+        runner = session.runners.get(proposal.signature) if expects else None
+        expected, exposed = None, request.exposed
+        if runner is not None:
+            expected = runner.program
+            if not expected.shares:
+                proposal, exposed = proposal.unshared, NOTHING_EXPOSED
+        with fabric.call(proposal, exposed, expected, request.entered) as call:
             while True:
                 if runner is None:
                     runner = _agree(session, call, request)
                 results = request.outputs(runner.plan.operation)
-                tensors = {**request.inputs, **results}
+                inputs, adapt = request.inputs, request.adapt
+                if adapt is not None:
+                    inputs = adapt(runner.plan.schedule, inputs)
+                tensors = {**inputs, **results}
                 try:
                     timeline = _run(runner, call, tensors, recording is not None)
                     break
@@ -84,6 +110,19 @@ def carry_out(session: Session, request: Request) -> Tensors:
         if request.observe is not None:
             request.observe(seconds)
         return results
+
+
+def repeat(
+    session: Session, runner: Runner, proposal: Proposal, why: str, tensors: Tensors
+) -> bool:
+    """Repeats a call for which nothing is exposed. Returns False if the headers of the ranks differ
+    from the last time: this rank has then entered the call, and it must be planned again. The
+    caller holds the lock of the fabric."""
+    started, program = time.perf_counter(), cast(OwnProgram, runner.program)
+    if not program.once(proposal.unshared, tensors):
+        return False
+    session.finished(runner, why or runner.why, started, _NOTHING)
+    return True
 
 
 def _note(
@@ -145,6 +184,8 @@ def _agree(session: Session, call: Call, request: Request) -> Runner:
         verify(plan)
         runner = prepared(fabric, plan, request.exposed, signatures, why, request.asked)
         session.keep(signatures, runner)
+    if runner.program.shares and not all(proposal.shares for proposal in proposals):
+        raise NotShared("a rank has not exposed its memory")
     session.keep(request.proposal.signature, runner)
     runner.tally.why = request.why or runner.why
     return runner

@@ -9,7 +9,7 @@ import torch
 
 from weft.dtype import float8
 from weft.errors import Unsupported
-from weft.plan.tasks import AnyTask, Await, Lookup, Matmul, Permute, Reduce, Region, Tiles
+from weft.plan.tasks import AnyTask, Await, KernelTiles, Lookup, Matmul, Permute, Reduce, Region
 from weft.run.scaled import Scales, scaled_product
 
 _FLOAT8 = float8()
@@ -28,7 +28,7 @@ def execute(task: AnyTask, view: View, more: Any) -> None:
         multiply(a.t() if task.transposed else a, view(task.b), view(task.c), task.accumulate)
     elif isinstance(task, Reduce):
         add(list(map(view, task.sources)), list(map(view, task.targets)))
-    elif isinstance(task, Tiles):
+    elif isinstance(task, KernelTiles):
         for part in task.parts:
             multiply(view(part.a), view(part.b), view(part.c), False)
     elif isinstance(task, Lookup):

@@ -34,6 +34,8 @@ class Explanation:
     """The schedule as the caller gave it; "auto" if it was chosen."""
     fabric: str = ""
     percent_of_gain: float | None = None
+    way: str = ""
+    """How the plan was carried out, if not task by task."""
 
     def __str__(self) -> str:
         return "\n".join([self.operation, *(f"  {name:9}  {said}" for name, said in self._rows())])
@@ -53,6 +55,7 @@ class Explanation:
             ("schedule", f"{self.schedule} ({self._reason()})"),
             *([("fabric", self.fabric)] if self.fabric not in ("", "host") else []),
             ("took", f"{self.seconds * 1e3:.3f} ms in {self.num_tasks} tasks of this rank"),
+            *([("way", self.way)] if self.way else []),
             ("moved", moved or "nothing"),
             ("workspace", f"{self.workspace_bytes / 1e6:.2f} MB"),
             ("gain", gain),
@@ -94,4 +97,5 @@ def _of_plan(done: Finished) -> Explanation:
         asked=done.asked,
         fabric=done.fabric,
         percent_of_gain=gain,
+        way=done.way,
     )

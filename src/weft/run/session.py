@@ -57,6 +57,8 @@ class Finished(NamedTuple):
     timeline: Timeline
     ended: float
     """By `time.perf_counter`."""
+    way: str = ""
+    """How its program carried it out, if not task by task."""
 
 
 class Session:
@@ -109,7 +111,8 @@ class Session:
             return None
         runner, why, started, ended, timeline = self._last
         rank, name, seconds = self.fabric.rank, self.fabric.can.name, ended - started
-        return Finished(runner.plan, rank, name, runner.asked, why, seconds, timeline, ended)
+        plan, asked, way = runner.plan, runner.asked, runner.program.way
+        return Finished(plan, rank, name, asked, why, seconds, timeline, ended, way)
 
 
 _tallies: dict[tuple[str, str, str], Tally] = {}

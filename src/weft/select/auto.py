@@ -19,7 +19,7 @@ from weft.run.session import Session
 from weft.schedule import Schedule
 from weft.select import between_machines, heuristic, model, on_device, store, this_host
 from weft.select.decision import AUTO, Decision
-from weft.select.fixed import fixed
+from weft.select.fixed import fixed, fused
 from weft.select.guard import Guard
 from weft.select.heuristic import Choice
 from weft.select.sizes import NoRule
@@ -45,17 +45,20 @@ class Auto:
         self.observer: Callable[[Any, float], None] | None = None
         self.guards: dict[Hashable, Guard] = {}
         self._settled: dict[Hashable, Decision] = {}
-        self._not_fixed: set[Hashable] = set()
-        """The keys for which no fixed rule applies."""
+        self._fused: dict[Hashable, Choice | None] = {}
+        """What a rule of `fixed.py` prefers to serial, by key."""
         self._link = self.fabric.link
         self._tuned: frozenset[str] | None = None
         self._machine: Machine | None = None
         self._met = False
         self._on_device = self.fabric.device.type != "cpu"
 
-    def meet(self) -> None:
+    def meet(self, key: Hashable) -> None:
         """Begins the first auto call of a group. The ranks check that all of them make it, and
-        calibrate together if rank 0 has no description of the machine yet."""
+        calibrate together if rank 0 has no description of the machine yet. If a rule of `fixed.py`
+        applies, no description is needed."""
+        if self._fused.get(key) is not None:
+            return
         if self._met or self.fabric.world == 1 or self.fabric.can.two_level or self._on_device:
             return
         wanted = self.fabric.rank == 0 and this_host.must_calibrate()
@@ -76,19 +79,19 @@ class Auto:
         if self.fabric.link is not self._link:
             self._link = self.fabric.link
             self.forget()
-        if key in self._not_fixed:
+        if key in self._fused:
             return None
         found = self._settled.get(key)
         if found is not None:
             return found
-        choice = fixed(self.fabric.can, self._link, operation())
+        made = operation()
+        choice = fixed(self.fabric.can, made)
         if choice is not None:
             name = choice.schedule.name
             return self._settle(key, Decision(name, AUTO, choice.schedule, choice.why))
-        if len(self._not_fixed) >= MAX_SHAPES:
-            self._not_fixed.clear()
-            self._settled.clear()
-        self._not_fixed.add(key)
+        if len(self._fused) >= MAX_SHAPES:
+            self.forget()
+        self._fused[key] = fused(self.fabric.can, self._link, made)
         return None
 
     def _settle(self, key: Hashable, decision: Decision) -> Decision:
@@ -100,9 +103,11 @@ class Auto:
 
     def choose(self, key: Hashable, operation: Callable[[], Any], work: int = 1) -> Decision:
         """The decision for a call, which rank 0 takes for all. See `select.decide`."""
-        if self.fabric.rank != 0:
+        preferred, first = self._fused.get(key), self.fabric.rank == 0
+        if preferred is None and not first:
             return self._settle(key, _IN_HEADER)
-        if self.forced is not None:
+        inside = None if preferred is None else preferred.schedule
+        if self.forced is not None and preferred is None:
             made, observer = operation(), self.observer
             assert observer is not None
             refuses = getattr(made, "refuses", None)
@@ -117,21 +122,20 @@ class Auto:
         if guard is None:
             if len(self.guards) >= MAX_SHAPES:
                 self.forget()
-            guard = self.guards[key] = self._guard(operation())
+            if preferred is None:
+                guard = self._guard(operation())
+            else:  # other ranks only count, so that all settle at the same call
+                guard = Guard(preferred, watch=_guarded())
             guard.work = work
+            self.guards[key] = guard
+        chosen = guard.next.in_header if first else None
         if not guard.settled:
             observe, share = guard.observe, guard.work / max(work, 1)
             if share != 1.0:
-                return Decision(
-                    AUTO,
-                    AUTO,
-                    None,
-                    "",
-                    guard.next.in_header,
-                    lambda seconds: observe(seconds * share),
-                )
-            return Decision(AUTO, AUTO, None, "", guard.next.in_header, observe)
-        return self._settle(key, Decision(AUTO, AUTO, None, "", guard.choice.in_header))
+                scaled = lambda seconds: observe(seconds * share)  # noqa: E731
+                return Decision(AUTO, AUTO, None, "", chosen, scaled, inside)
+            return Decision(AUTO, AUTO, None, "", chosen, observe, inside)
+        return self._settle(key, Decision(AUTO, AUTO, None, "", chosen, None, inside))
 
     def set_mode(self, mode: str) -> None:
         """Sets what chooses if there is no tuned result: the heuristic, or simulation."""
@@ -146,7 +150,7 @@ class Auto:
     def forget(self) -> None:
         """Drops all choices, e.g. because something was tuned."""
         self.guards.clear()
-        self._not_fixed.clear()
+        self._fused.clear()
         self._settled.clear()
         self._tuned = None
 

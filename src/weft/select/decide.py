@@ -1,9 +1,9 @@
 """The one place that chooses a schedule for a call.
 
 A caller names a schedule (`decision.requested`) or leaves it to `auto`. Then these are asked in
-this order: the environment, a fixed rule (`fixed.py`), between machines a rule of its own
-(`between_machines.py`), on devices the rule for their description (`on_device.py`), a tuned result
-(`store.py`), a rule for few rows (`fixed.py`), and the heuristic for this machine
+this order: the environment, a fixed rule (`fixed.py`), an in-kernel schedule that is worth a try
+(`fixed.py`), between machines a rule of its own (`between_machines.py`), on devices the rule for
+their description (`on_device.py`), a tuned result (`store.py`), and the heuristic for this machine
 (`heuristic.py`). A schedule that cannot be lowered is refused there, with the reason. A choice is
 never replaced afterwards.
 """
@@ -56,7 +56,7 @@ def decide(
         raise
     if decision is not None:
         return decision
-    memory.meet()
+    memory.meet(known)
     try:
         return memory.choose(known, expected, work)
     except Exception as error:

@@ -29,6 +29,13 @@ class Decision(NamedTuple):
     why: str
     chosen: tuple[str, str] | None = None
     observe: Callable[[float], None] | None = None
+    fused: Schedule | None = None
+    """The in-kernel schedule that rank 0's header may carry instead of serial."""
+
+    @property
+    def placed(self) -> AnySchedule | None:
+        """The schedule for which memory is placed before the ranks meet."""
+        return self.schedule or self.fused
 
 
 def requested(schedule: object) -> Decision | None:

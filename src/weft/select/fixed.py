@@ -1,4 +1,4 @@
-"""Choices that need no estimate: one schedule is best whenever its condition holds.
+"""Choices that need no estimate: one schedule is good whenever its condition holds.
 
 All ranks apply these rules by themselves, so a rule uses only what is equal on all ranks.
 """
@@ -26,14 +26,20 @@ _COLUMNS = 64
 """The columns of an owner that a GEMM of their own needs."""
 
 
-def fixed(can: Capabilities, link: Link, operation: Any) -> Choice | None:
-    """The schedule of an operation by a fixed rule; None if no rule applies."""
-    if isinstance(operation, EmbeddingAllToAll):
-        if operation.world == 1:
-            return Choice(_SERIAL, "there is one rank")
-        if not can.in_kernel:
-            return Choice(_SLICED, "slices leave as they are looked up")
-        return Choice(_IN_KERNEL, "pooled rows are stored where they are needed")
+def fixed(can: Capabilities, operation: Any) -> Choice | None:
+    """The schedule that an operation always has; None if it has none."""
+    if not isinstance(operation, EmbeddingAllToAll):
+        return None
+    if operation.world == 1:
+        return Choice(_SERIAL, "there is one rank")
+    if not can.in_kernel:
+        return Choice(_SLICED, "slices leave as they are looked up")
+    return Choice(_IN_KERNEL, "pooled rows are stored where they are needed")
+
+
+def fused(can: Capabilities, link: Link, operation: Any) -> Choice | None:
+    """The in-kernel schedule of a product that is worth a try, for the guard to compare with
+    serial; None if there is none. If a rule applies, results are placed where peers can store."""
     if operation.world == 1 or not can.in_kernel:
         return None
     if isinstance(operation, MatmulAllReduce):

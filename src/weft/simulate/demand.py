@@ -16,13 +16,13 @@ from weft.plan.tasks import (
     AnyTask,
     Await,
     Copy,
+    KernelTiles,
     Lookup,
     Matmul,
     Permute,
     Plan,
     Reduce,
     Region,
-    Tiles,
 )
 from weft.simulate.cost import bandwidth_of, copy, gemm, memory_bound
 from weft.simulate.node import Draws, Node
@@ -109,8 +109,10 @@ class Demands:
             found = self._transfers[key] = self._copy(task)
         return found
 
-    def kernel(self, task: Matmul | Permute | Reduce | Tiles | Lookup | Await) -> KernelDemand:
-        if isinstance(task, Tiles):
+    def kernel(
+        self, task: Matmul | Permute | Reduce | KernelTiles | Lookup | Await
+    ) -> KernelDemand:
+        if isinstance(task, KernelTiles):
             return self._tiles(task)
         if isinstance(task, Await):
             return _NOTHING
@@ -218,11 +220,13 @@ class Demands:
         launch = whole.launch + (machine.links.latency if reach else 0.0)
         return KernelDemand(launch, traffic, self.node.draws(wanted), body, reach, traffic - here)
 
-    def _tiles(self, task: Tiles) -> KernelDemand:
+    def _tiles(self, task: KernelTiles) -> KernelDemand:
         """Products that are part of one kernel: their share of the time of the whole kernel."""
         found = self._whole.get(task.rank)
         if found is None:
-            tiles = [t for t in self.plan.tasks if t.rank == task.rank and isinstance(t, Tiles)]
+            tiles = [
+                t for t in self.plan.tasks if t.rank == task.rank and isinstance(t, KernelTiles)
+            ]
             found = self._whole[task.rank] = (
                 self._matmul(_as_one(tiles)),
                 sum(t.num_flops for t in tiles),
@@ -286,14 +290,14 @@ def runs_of(plan: Plan, task: Copy) -> int:
 
 def num_flops(task: object) -> int:
     """The floating point operations of a task."""
-    if isinstance(task, Tiles):
+    if isinstance(task, KernelTiles):
         return task.num_flops
     if not isinstance(task, Matmul):
         return 0
     return 2 * task.a.rows * task.a.columns * task.b.columns
 
 
-def _as_one(tiles: list[Tiles]) -> Matmul:
+def _as_one(tiles: list[KernelTiles]) -> Matmul:
     """The one product that the tiles of a kernel form: all their rows, or all their columns."""
     parts = [part for task in tiles for part in task.parts]
     first = parts[0]

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from weft.machine import HostCores, Machine
-from weft.plan.tasks import AnyTask, Await, Copy, Lookup, Matmul, Plan, Region, Tiles
+from weft.plan.tasks import AnyTask, Await, Copy, KernelTiles, Lookup, Matmul, Plan, Region
 from weft.simulate.cost import gemm, memory_bound
 from weft.simulate.demand import runs_of
 from weft.simulate.node import Node
@@ -94,7 +94,7 @@ class HostEvents(Queues[HostWork]):
             return self._copy(task)
         if isinstance(task, Await):
             return self._kernel(0.0, 0.0, ())
-        if isinstance(task, Tiles):
+        if isinstance(task, KernelTiles):
             core = 0.0
             for part in task.parts:
                 dtype = self._plan.buffer[part.a.key].dtype

@@ -12,13 +12,13 @@ from weft.plan.tasks import (
     AnyTask,
     Await,
     Copy,
+    KernelTiles,
     Lookup,
     Matmul,
     Permute,
     Plan,
     Reduce,
     Region,
-    Tiles,
 )
 
 
@@ -70,7 +70,7 @@ def _signature(
     if isinstance(task, Lookup):
         parts = (*map(size, task.sources), *map(size, task.targets))
         return (task.kind, after, task.pooling, *parts)
-    if isinstance(task, Tiles | Await):
+    if isinstance(task, KernelTiles | Await):
         return (task.kind, after, *map(size, task.reads()), *map(size, task.writes()))
     merging: tuple[object, ...] = ()
     if task.merge is not None:

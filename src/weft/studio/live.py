@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from weft.studio.live_case import Case, limits_here
+from weft.studio.live_case import LiveCase, limits_here
 
 LIMIT = 300.0
 """The most seconds of a live run, however slow the computer is meanwhile."""
@@ -47,7 +47,7 @@ class LiveRuns:
         self._running: dict[str, _Run] = {}
         self._ending: dict[_Run, asyncio.Task[None]] = {}
 
-    async def stream(self, tab: str, case: Case) -> AsyncIterator[bytes]:
+    async def stream(self, tab: str, case: LiveCase) -> AsyncIterator[bytes]:
         """Runs a case and yields lines of JSON. The run ends when nobody takes the next line."""
         if tab in self._running:
             await self._end(self._running[tab])
@@ -85,7 +85,7 @@ class LiveRuns:
         return self._ending[run]
 
 
-def refusal(case: Case) -> dict[str, Any] | None:
+def refusal(case: LiveCase) -> dict[str, Any] | None:
     """Why a case cannot be run here and what could be; None if it can."""
     limits = limits_here(case.state.dtype)
     reason = case.refused(limits)
@@ -110,7 +110,7 @@ async def _started() -> Process:
     )
 
 
-async def _lines(process: Process, case: Case) -> AsyncIterator[bytes]:
+async def _lines(process: Process, case: LiveCase) -> AsyncIterator[bytes]:
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.write(_line(case.to_query()))

@@ -11,14 +11,14 @@ from weft.operation import ranks_label
 from weft.report.run_page import AUTO, FIRST, PLAIN, PREDICTED, times
 from weft.report.run_report import name_of, standing, verdict
 from weft.studio.answers import legend, spans
-from weft.studio.live_case import Case
+from weft.studio.live_case import LiveCase
 from weft.study.prediction import Prediction, at_speed, forecast, on_link, predict
 from weft.timeline import Timeline
 
 Answer = dict[str, Any]
 
 
-def answer(case: Case, result: Measurement, host: Machine, calibrated: bool) -> Answer:
+def answer(case: LiveCase, result: Measurement, host: Machine, calibrated: bool) -> Answer:
     """host: the description of this computer, from which the prediction comes."""
     prediction = _predicted(result, host) if case.where == "host" else None
     figure, height = times(result, prediction)
@@ -72,7 +72,7 @@ def colours(result: Measurement, prediction: Prediction | None) -> list[tuple[st
     return [("measured here", PLAIN), *crowned, ("auto", AUTO)]
 
 
-def where(case: Case, result: Measurement, host: Machine) -> str:
+def where(case: LiveCase, result: Measurement, host: Machine) -> str:
     """Which machine the figures are of, in plain words."""
     ranks = f"{case.state.world} rank processes"
     if case.where == "loom":

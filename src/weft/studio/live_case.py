@@ -53,7 +53,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Case:
+class LiveCase:
     """One live run. where: `host` or `loom`. pace: of the links, as `weft run --link` takes it."""
 
     state: State
@@ -70,7 +70,7 @@ class Case:
             raise Unsupported(f"rounds are one of {', '.join(map(str, ROUNDS))}")
 
     @classmethod
-    def from_query(cls, query: Mapping[str, str]) -> Case:
+    def from_query(cls, query: Mapping[str, str]) -> LiveCase:
         """The case of a query: a state, and `where`, `pace` and `rounds`."""
         rest = dict(query)
         where, pace = rest.pop("where", "host"), rest.pop("pace", "balanced")

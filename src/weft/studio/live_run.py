@@ -22,7 +22,7 @@ from weft.measure.measurement import Measurement, measure
 from weft.select import heuristic, this_host
 from weft.select.sizes import NoRule
 from weft.studio.live_answer import answer
-from weft.studio.live_case import Case
+from weft.studio.live_case import LiveCase
 
 Say = Callable[[dict[str, Any]], None]
 
@@ -40,7 +40,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _terminated)
     threading.Thread(target=_end_with_the_server, daemon=True).start()
     try:
-        run(Case.from_query(query), say)
+        run(LiveCase.from_query(query), say)
     except Error as error:
         say({"error": f"This cannot be measured: {error}"})
     except Exception as error:
@@ -48,7 +48,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends by itself now
 
 
-def run(case: Case, say: Say) -> None:
+def run(case: LiveCase, say: Say) -> None:
     """Measures the case, and says how far it is."""
     say({"progress": 0.0, "text": f"starting {case.state.world} ranks"})
     result = _measured(case, say)
@@ -56,7 +56,7 @@ def run(case: Case, say: Say) -> None:
     say({"result": answer(case, result, host, calibrated)})
 
 
-def _measured(case: Case, say: Say) -> Measurement:
+def _measured(case: LiveCase, say: Say) -> Measurement:
     def report(share: float, text: str) -> None:
         of = f" of {case.rounds}" if text.startswith("round ") else ""
         say({"progress": share, "text": f"{text}{of}"})
@@ -74,7 +74,7 @@ def _measured(case: Case, say: Say) -> Measurement:
     )
 
 
-def _choices(case: Case) -> tuple[str, ...]:
+def _choices(case: LiveCase) -> tuple[str, ...]:
     """What `auto` chooses on the machines that are asked about."""
     found = []
     operation: Any = case.state.operation()

@@ -28,7 +28,7 @@ class Stale(Exception):
     """A newer question of the same tab and kind has come."""
 
 
-class Lane:
+class WorkerQueue:
     """One process and the questions that wait for it, in the order in which they came."""
 
     def __init__(self, limit: float = LIMIT) -> None:

@@ -16,7 +16,7 @@ from weft.operation import find
 from weft.plan.tasks import Copy, Plannable
 from weft.schedule import Schedule
 from weft.simulate import Simulation
-from weft.simulate.cluster.plans import run_plan
+from weft.simulate.cluster.plan_runs import run_plan
 from weft.study.scenarios import Shape
 from weft.timeline import percent_of_ideal
 

@@ -20,7 +20,7 @@ try:
     from weft.triton.gemv_all_reduce import GemvAllReduce
     from weft.triton.jit import kernel
     from weft.triton.language import get, peer, put, signal, signal_add, wait
-    from weft.triton.launch import Tiles
+    from weft.triton.resident_launch import Tiles
     from weft.triton.space import Host, Pointers, SymmetricMemory, symmetric_memory
 except ModuleNotFoundError as missing:
     if (missing.name or "").split(".")[0] != "triton":

@@ -27,8 +27,8 @@ from weft.triton.kernels.all_gather_gemm_claim import all_gather_gemm_claim
 from weft.triton.kernels.embedding_all_to_all import embedding_all_to_all
 from weft.triton.kernels.gemm_all_to_all import gemm_all_to_all
 from weft.triton.kernels.gemv_all_reduce import gemv_all_reduce
-from weft.triton.launch import DTYPES, Tiles
 from weft.triton.residency import Resources
+from weft.triton.resident_launch import DTYPES, Tiles
 
 TARGETS = {
     "gfx942": GPUTarget("hip", "gfx942", 64),

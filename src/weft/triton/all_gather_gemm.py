@@ -11,7 +11,7 @@ from weft.errors import Unsupported
 from weft.triton.engines import KernelEngines, engines_of
 from weft.triton.kernels import all_gather_gemm as expected
 from weft.triton.kernels import all_gather_gemm_claim as arrived
-from weft.triton.launch import Calls, Tiles, check_input, check_sizes
+from weft.triton.resident_launch import KernelCalls, Tiles, check_input, check_sizes
 from weft.triton.space import Space
 
 
@@ -53,7 +53,7 @@ class AllGatherGemm:
         self.shard_rows = self._firsts[me + 1] - self._firsts[me]
         self._engines: KernelEngines = engines_of(space)
         most_rows = -(-rows // world)
-        self._calls = Calls(
+        self._calls = KernelCalls(
             arrived.all_gather_gemm_claim if claim else expected.all_gather_gemm,
             arrived.PHASES if claim else expected.PHASES,
             space,

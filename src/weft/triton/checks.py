@@ -16,7 +16,7 @@ from weft.triton.all_gather_gemm import AllGatherGemm
 from weft.triton.embedding_all_to_all import EmbeddingAllToAll
 from weft.triton.gemm_all_to_all import GemmAllToAll
 from weft.triton.gemv_all_reduce import GemvAllReduce
-from weft.triton.launch import Tiles
+from weft.triton.resident_launch import Tiles
 from weft.triton.space import Space
 
 

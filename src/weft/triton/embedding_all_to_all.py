@@ -9,7 +9,7 @@ import torch
 
 from weft.errors import Error, Unsupported
 from weft.triton.kernels import embedding_all_to_all as device
-from weft.triton.launch import Calls, check_input, check_sizes
+from weft.triton.resident_launch import KernelCalls, check_input, check_sizes
 from weft.triton.space import Space, aligned
 
 BLOCK_BAGS = 16
@@ -68,7 +68,7 @@ class EmbeddingAllToAll:
         self.rows = self._firsts[me + 1] - self._firsts[me]
         most_rows = -(-batch // world)
         sizes = [*[most_rows * self.columns * dtype.itemsize] * 2, world * 8]
-        self._calls = Calls(
+        self._calls = KernelCalls(
             device.embedding_all_to_all,
             device.PHASES,
             space,

@@ -10,7 +10,13 @@ import torch
 
 from weft.errors import Unsupported
 from weft.triton.kernels import gemm_all_to_all as device
-from weft.triton.launch import Calls, Tiles, check_input, check_sizes, rows_contiguous
+from weft.triton.resident_launch import (
+    KernelCalls,
+    Tiles,
+    check_input,
+    check_sizes,
+    rows_contiguous,
+)
 from weft.triton.space import Space, aligned
 
 Splits = Sequence[Sequence[int]]
@@ -50,7 +56,7 @@ class GemmAllToAll:
         )
         result = aligned(rows * columns * dtype.itemsize)
         size = 2 * result + aligned(8 * space.world)
-        self._calls = Calls(
+        self._calls = KernelCalls(
             device.gemm_all_to_all, device.PHASES, space, same, size=size, grid=grid
         )
         region = self._calls.region

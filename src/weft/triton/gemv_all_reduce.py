@@ -8,9 +8,9 @@ import torch
 
 from weft.errors import Unsupported
 from weft.triton.kernels import gemv_all_reduce as device
-from weft.triton.launch import (
+from weft.triton.resident_launch import (
     HOST_PROGRAMS,
-    Calls,
+    KernelCalls,
     Tiles,
     check_input,
     check_sizes,
@@ -65,7 +65,7 @@ class GemvAllReduce:
         # All ranks must have the same grid, because a block belongs to the same program everywhere.
         if grid is None and space.device.type == "cpu":
             grid = HOST_PROGRAMS
-        self._calls = Calls(
+        self._calls = KernelCalls(
             device.gemv_all_reduce,
             device.PHASES,
             space,

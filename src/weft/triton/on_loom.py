@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from triton.runtime import interpreter
 
-from weft.fabric.device.driver import stream_handle
+from weft.fabric.device.device_driver import stream_handle
 from weft.loom.library import loaded
 from weft.triton import interpreting
 from weft.triton.jit import JitKernel

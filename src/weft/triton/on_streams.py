@@ -9,7 +9,7 @@ import torch
 
 from weft.triton.jit import JitKernel
 from weft.triton.kernels.all_gather_gemm_claim import all_gather_gemm_claim
-from weft.triton.launch import FOREVER, HOST_PROGRAMS, STATUS_WORDS, Tiles, resident
+from weft.triton.resident_launch import FOREVER, HOST_PROGRAMS, STATUS_WORDS, Tiles, resident
 
 _grids: dict[tuple[JitKernel, torch.dtype, int | None], int] = {}
 

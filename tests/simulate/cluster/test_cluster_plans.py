@@ -11,7 +11,7 @@ from weft.plan.all_to_all_matmul import AllToAllMatmul
 from weft.schedule import Schedule
 from weft.simulate import run
 from weft.simulate.cluster import run_plan
-from weft.simulate.cluster.plans import _ClusterNode
+from weft.simulate.cluster.plan_runs import _ClusterNode
 from weft.study.cluster_plans import explore_plans
 from weft.study.scenarios import Shape
 

@@ -32,7 +32,7 @@ _FIRST = 64
 _BYTES = _FIRST + ROOM * _SLOT
 
 
-class Header(NamedTuple):
+class BoardHeader(NamedTuple):
     """What a rank has posted for a call. known: it has enqueued a known program at once, instead of
     waiting for the headers of all ranks."""
 
@@ -79,7 +79,7 @@ class Board:
         head = self._heads[rank][call % ROOM]
         return int(head[_SIGNATURE]) % 2**64 if head[_NUMBER] == call else None
 
-    def header(self, call: int, rank: int) -> Header | None:
+    def header(self, call: int, rank: int) -> BoardHeader | None:
         """The header that a rank has posted for a call; None if it has not posted yet."""
         found = self.signature(call, rank)
         if found is None:
@@ -87,13 +87,13 @@ class Board:
         head, slot = self._heads[rank][call % ROOM], self._slots[rank][call % ROOM]
         size = min(int(head[_SIZE]), _BLOB)
         blob = slot[_WORDS * 8 : _WORDS * 8 + size].tobytes()
-        return Header(found, bool(head[_KNOWN]), blob)
+        return BoardHeader(found, bool(head[_KNOWN]), blob)
 
     def missing(self, call: int) -> list[int]:
         """The ranks that have not posted a header for a call."""
         return [r for r in range(self.world) if self._heads[r][call % ROOM][_NUMBER] != call]
 
-    def headers(self, call: int) -> list[Header]:
+    def headers(self, call: int) -> list[BoardHeader]:
         """The headers of all ranks, which must have been posted."""
         found = [self.header(call, rank) for rank in range(self.world)]
         return [header for header in found if header is not None]
@@ -126,7 +126,7 @@ class Board:
         return None
 
 
-def differing(headers: Sequence[Header], signatures: Sequence[int]) -> bool:
+def differing(headers: Sequence[BoardHeader], signatures: Sequence[int]) -> bool:
     """Whether headers are others than expected."""
     return any(h.signature != s for h, s in zip(headers, signatures, strict=True))
 

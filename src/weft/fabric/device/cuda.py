@@ -16,7 +16,7 @@ from ctypes import POINTER, byref, c_int, c_size_t, c_uint, c_uint32, c_uint64, 
 import torch
 
 from weft.fabric.device.calls import Calls, number, open_library
-from weft.fabric.device.driver import AT_LEAST, EQUAL, Facts, pitched, stream_handle
+from weft.fabric.device.device_driver import AT_LEAST, EQUAL, Facts, pitched, stream_handle
 from weft.fabric.device.host_word import HostWords
 
 WAIT = {AT_LEAST: 0, EQUAL: 1}

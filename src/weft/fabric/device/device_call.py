@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from weft.errors import Error, Mismatch, PeerLost, Unsupported
-from weft.fabric.device.board import Header, differing
-from weft.fabric.device.driver import AT_LEAST
+from weft.fabric.device.board import BoardHeader, differing
+from weft.fabric.device.device_driver import AT_LEAST
 from weft.fabric.device.program import DeviceProgram
 from weft.fabric.interface import Program
 from weft.fabric.outcomes import OK, Outcome
@@ -87,7 +87,7 @@ class DeviceCall:
 
     # -- agreement ---------------------------------------------------------------------------------
 
-    def headers(self) -> list[Header]:
+    def headers(self) -> list[BoardHeader]:
         """The headers of all ranks; the host waits for them."""
         fabric = self.fabric
         until = time.monotonic() + fabric.deadline

@@ -19,12 +19,12 @@ import torch.distributed as dist
 
 from weft.errors import Error, Timeout, Unsupported
 from weft.fabric.device.board import Board
-from weft.fabric.device.claims import ClaimProgram
+from weft.fabric.device.claim_program import ClaimProgram
 from weft.fabric.device.device_call import DeviceCall
-from weft.fabric.device.driver import Driver, driver_of
+from weft.fabric.device.device_driver import Driver, driver_of
+from weft.fabric.device.measured_rates import measured
 from weft.fabric.device.program import MAX_WORDS, DeviceProgram
-from weft.fabric.device.rates import measured
-from weft.fabric.device.symmetric import Slab, SymmetricMemory
+from weft.fabric.device.symmetric import Slab, SlabMemory
 from weft.fabric.device.watch import Watchdog
 from weft.fabric.interface import NOTHING_EXPOSED, Capabilities, Exposed, Program
 from weft.fabric.link import Link
@@ -72,7 +72,7 @@ class DeviceFabric:
         self.closed = False
         self.trusting = agrees_once()
         self.can = Capabilities(self.driver.name, direct=True, capture=True)
-        self.memory = SymmetricMemory(lambda: self.group, self.device, self._look_after)
+        self.memory = SlabMemory(lambda: self.group, self.device, self._look_after)
         self._callbacks: list[Callable[[], Any]] = []
         self._lanes: dict[tuple[int, bool], torch.Stream] = {}
         self.last_end: tuple[torch.Stream, torch.Event] | None = None

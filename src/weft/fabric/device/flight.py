@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from weft.fabric.device.driver import AT_LEAST, EQUAL
+from weft.fabric.device.device_driver import AT_LEAST, EQUAL
 from weft.fabric.device.symmetric import CAPTURED
 from weft.fabric.spans import span_of
 from weft.plan.tasks import AnyTask, Copy, Region

@@ -19,7 +19,7 @@ import torch
 
 from weft.errors import Unsupported
 from weft.fabric.device.calls import Calls, number, open_library
-from weft.fabric.device.driver import AT_LEAST, EQUAL, Facts, pitched, stream_handle
+from weft.fabric.device.device_driver import AT_LEAST, EQUAL, Facts, pitched, stream_handle
 from weft.fabric.device.host_word import HostWords
 
 WAIT = {AT_LEAST: 0, EQUAL: 1}

@@ -63,6 +63,8 @@ class DeviceProgram:
     """Implements `weft.fabric.interface.Program`."""
 
     computes = True
+    shares = True
+    way = ""
 
     def __init__(
         self, plan: Plan, fabric: DeviceFabric, signatures: Sequence[int], alike: bool

@@ -87,7 +87,7 @@ def _meet(own: torch.Tensor, group: dist.ProcessGroup, look_after: Callable[[], 
     return made
 
 
-class SymmetricMemory:
+class SlabMemory:
     """The slabs of one group. Implements `weft.fabric.interface.Memory`."""
 
     def __init__(

@@ -49,6 +49,7 @@ class SeveralMachines:
     """The reach of the group fabric (see `weft.fabric.reach`)."""
 
     can = CAN
+    call_channel = None
 
     def __init__(self, group: dist.ProcessGroup, cards: Sequence[Hello], deadline: float) -> None:
         # A weak reference, so that destroy_process_group ends the threads of the backend in time.

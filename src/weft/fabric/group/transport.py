@@ -38,7 +38,7 @@ class Posted(Protocol):
     def wait(self, timeout: timedelta = ...) -> bool: ...
 
 
-class Group(Protocol):
+class PostingGroup(Protocol):
     """The methods of a process group that are used. `dist.ProcessGroup` and its backends have
     them."""
 
@@ -50,7 +50,7 @@ class Transport:
     """The messages of one rank. A message has a peer and a tag; a receive may be larger than its
     message. After `abort`, here or on a peer, all posted transfers fail on both."""
 
-    def __init__(self, group: Group, rank: int, world: int) -> None:
+    def __init__(self, group: PostingGroup, rank: int, world: int) -> None:
         self._group = group
         _transports.add(self)
         self._peers = [peer for peer in range(world) if peer != rank]

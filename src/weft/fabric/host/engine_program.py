@@ -43,6 +43,8 @@ class EngineProgram:
     """Implements `weft.fabric.Program`: made once, started at every call."""
 
     computes = True
+    shares = True
+    way = ""
 
     def __init__(
         self, plan: Plan, fabric: ProcessFabric, slots: Sequence[str], signatures: Sequence[int]

@@ -32,7 +32,7 @@ from weft.fabric.interface import Disagree
 from weft.fabric.outcomes import DISAGREE, OK, OUTSIDE
 from weft.fabric.proposal import Proposal
 from weft.fabric.spans import span_of
-from weft.plan.tasks import AnyTask, Await, Lookup, Plan, Reduce, Region, Tiles
+from weft.plan.tasks import AnyTask, Await, KernelTiles, Lookup, Plan, Reduce, Region
 from weft.timeline import COMPUTE, Timeline
 
 if TYPE_CHECKING:
@@ -52,12 +52,12 @@ def is_native(plan: Plan) -> bool:
         return False
     return all(
         isinstance(task, Lookup | Reduce | Await)
-        or (isinstance(task, Tiles) and _is_summed(task, plan.operation.dtype == "float32"))
+        or (isinstance(task, KernelTiles) and _is_summed(task, plan.operation.dtype == "float32"))
         for task in plan.tasks
     )
 
 
-def _is_summed(task: Tiles, any_rows: bool) -> bool:
+def _is_summed(task: KernelTiles, any_rows: bool) -> bool:
     """Whether all products are parts of sums, as native products are, and have few rows, unless
     torch can make them for any number of rows."""
     if _has_many_rows(task) and not any_rows:
@@ -66,7 +66,7 @@ def _is_summed(task: Tiles, any_rows: bool) -> bool:
 
 
 def _has_many_rows(task: AnyTask) -> bool:
-    return isinstance(task, Tiles) and any(part.c.rows > MOST_ROWS for part in task.parts)
+    return isinstance(task, KernelTiles) and any(part.c.rows > MOST_ROWS for part in task.parts)
 
 
 class KernelProgram(EngineProgram):
@@ -97,7 +97,7 @@ class KernelProgram(EngineProgram):
             self.kernel.add_sum(
                 list(sources), list(targets), first.rows, first.columns, waits, counter
             )
-        elif isinstance(task, Tiles):
+        elif isinstance(task, KernelTiles):
             products = [self._piece(p.a.row, p.b.column, p.c) for p in task.parts]
             work = _OUTSIDE if _has_many_rows(task) else _PRODUCTS
             self.kernel.add_pieces(work, products, waits, counter)
@@ -156,7 +156,7 @@ class KernelFlight:
         while outcome[0] not in (OK, DISAGREE):
             at = run.at
             if outcome[0] == OUTSIDE:
-                parts, own = cast(Tiles, lane[at]).parts, tensors["partial"]
+                parts, own = cast(KernelTiles, lane[at]).parts, tensors["partial"]
                 make_products(program, self._call, parts, tensors["x"], tensors["w"], own)
                 outcome = run.go()
             else:

@@ -37,6 +37,8 @@ class OneMachine:
             _native.Messages(self.heap, SPIN_NS, crowded),
         )
 
+        self.call_channel = _native.Channel(self.heap, SPIN_NS, crowded, for_calls=True)
+
     def channels(self) -> tuple[_native.Channel, _native.Messages]:
         return self._channels
 

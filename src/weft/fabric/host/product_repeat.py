@@ -21,7 +21,7 @@ from weft.fabric.host.process_call import break_off
 from weft.fabric.interface import PeerOutput
 from weft.fabric.outcomes import DISAGREE, OK, OUTSIDE, Outcome
 from weft.fabric.proposal import Proposal
-from weft.plan.tasks import Part, Tiles
+from weft.plan.tasks import KernelTiles, Part
 
 if TYPE_CHECKING:
     from weft.fabric.host.kernel_program import KernelProgram
@@ -114,7 +114,7 @@ class ManyRowsRepeat(ProductRepeat):
     def __init__(self, program: KernelProgram, proposal: Proposal) -> None:
         super().__init__(program, proposal)
         self._program = program
-        tasks = [task for task in program.lane if isinstance(task, Tiles)]
+        tasks = [task for task in program.lane if isinstance(task, KernelTiles)]
         self._parts = [task.parts for task in tasks]
         b = next(b for b in program.buffers if b.name == "partial")
         with torch.inference_mode(False):

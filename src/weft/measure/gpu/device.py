@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 import torch
 
-from weft.fabric.device.driver import Driver
+from weft.fabric.device.device_driver import Driver
 from weft.fabric.device.hip import FORBIDDING, SMALL_COPIES
-from weft.measure.gpu.finding import Check, State
+from weft.measure.gpu.finding import Finding, State
 
 CAREFUL = {
     "CUDA_LAUNCH_BLOCKING": ("1", "unset CUDA_LAUNCH_BLOCKING: every launch waits for its end"),
@@ -31,27 +31,27 @@ def title_of(device: torch.device) -> str:
     return str(name(device)) if name is not None else device.type
 
 
-def versions(driver: Driver, device: torch.device) -> list[Check]:
+def versions(driver: Driver, device: torch.device) -> list[Finding]:
     """Point 1."""
     facts, count = driver.facts(), torch.accelerator.device_count()
-    checks = [Check(1, "torch", "ok", torch.__version__)]
+    checks = [Finding(1, "torch", "ok", torch.__version__)]
     for name, version in facts.versions.items():
-        checks.append(Check(1, f"{facts.name} {name}", "ok", version))
+        checks.append(Finding(1, f"{facts.name} {name}", "ok", version))
     architecture = _architecture(device)
     memory = _memory(device)
     what = f"{count} x {title_of(device)}" + f", {architecture}" * bool(architecture) + memory
-    checks.append(Check(1, "devices", "ok" if count else "not", what))
+    checks.append(Finding(1, "devices", "ok" if count else "not", what))
     try:
         import triton
 
-        checks.append(Check(1, "triton", "ok", triton.__version__))
+        checks.append(Finding(1, "triton", "ok", triton.__version__))
     except ImportError:
         remedy = "pip install 'weft[triton]' for the kernels and for who copies"
-        checks.append(Check(1, "triton", "unknown", "none", remedy))
+        checks.append(Finding(1, "triton", "unknown", "none", remedy))
     return checks
 
 
-def topology(driver: Driver, device: torch.device) -> list[Check]:
+def topology(driver: Driver, device: torch.device) -> list[Finding]:
     """Point 2."""
     facts = driver.facts()
     checks = []
@@ -63,36 +63,36 @@ def topology(driver: Driver, device: torch.device) -> list[Check]:
         remedy = "" if pairs and all(pairs) else alone or "use devices that reach each other"
         found = f"{sum(pairs)} of {len(pairs)} pairs"
         state: State = "ok" if pairs and all(pairs) else "not" if pairs else "unknown"
-        checks.append(Check(2, "devices reach each other", state, found, remedy))
+        checks.append(Finding(2, "devices reach each other", state, found, remedy))
     else:
-        checks.append(Check(2, "devices reach each other", "unknown", "the driver cannot say"))
+        checks.append(Finding(2, "devices reach each other", "unknown", "the driver cannot say"))
     for name, value in facts.attributes.items():
-        checks.append(Check(2, name, "ok", str(value)))
+        checks.append(Finding(2, name, "ok", str(value)))
     checks.append(
-        Check(2, "streams wait for words", "ok", "yes")
+        Finding(2, "streams wait for words", "ok", "yes")
         if facts.stream_words
-        else Check(2, "streams wait for words", "not", "no", "use a newer driver")
+        else Finding(2, "streams wait for words", "not", "no", "use a newer driver")
     )
     kind = "unknown: the copy speed below tells NVLink or xGMI from PCIe"
-    checks.append(Check(2, "kind of link", "unknown", kind))
+    checks.append(Finding(2, "kind of link", "unknown", kind))
     return checks
 
 
-def environment(driver: Driver, given: Mapping[str, str] = os.environ) -> list[Check]:
+def environment(driver: Driver, given: Mapping[str, str] = os.environ) -> list[Finding]:
     """Point 3."""
     facts = driver.facts()
     checks = []
     for name, value in sorted(facts.environment.items()):
         bad, remedy = CAREFUL.get(name, (None, ""))
         wrong = value == bad
-        checks.append(Check(3, name, "not" if wrong else "ok", value, remedy if wrong else ""))
+        checks.append(Finding(3, name, "not" if wrong else "ok", value, remedy if wrong else ""))
     if facts.name == "hip":
         for name, wanted in SMALL_COPIES.items():
             if given.get(name) != wanted:
                 line = f"export {name}={wanted}: otherwise kernels may make small copies"
-                checks.append(Check(3, name, "unknown", given.get(name, "not set"), line))
+                checks.append(Finding(3, name, "unknown", given.get(name, "not set"), line))
     if not checks:
-        checks.append(Check(3, "variables that change who copies", "ok", "none is set"))
+        checks.append(Finding(3, "variables that change who copies", "ok", "none is set"))
     return checks
 
 

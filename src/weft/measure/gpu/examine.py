@@ -10,12 +10,12 @@ import torch.distributed as dist
 
 from weft import fabric
 from weft.errors import Error, Unsupported
-from weft.fabric.device.driver import driver_of
+from weft.fabric.device.device_driver import driver_of
 from weft.measure.gpu import device as point_1_to_3
-from weft.measure.gpu import results, speed
-from weft.measure.gpu.finding import Check, Examination
+from weft.measure.gpu import exactness, speed
+from weft.measure.gpu.finding import Examination, Finding
 from weft.measure.gpu.peers import meet, order, symmetric
-from weft.measure.gpu.spin import spinner_of, who_copies
+from weft.measure.gpu.spinners import spinner_of, who_copies
 from weft.measure.launch import Report, launch
 
 ROUNDS = {"cuda": 1000, "loom": 12}
@@ -62,7 +62,7 @@ def _on_rank(report: Report, kind: str) -> Examination:
     done = Examination(driver.name, title, world)
     sizes = speed.GPU if kind == "cuda" else speed.EMULATED
 
-    def step(share: float, what: str, work: Callable[[], Iterable[Check]], point: int) -> None:
+    def step(share: float, what: str, work: Callable[[], Iterable[Finding]], point: int) -> None:
         report(share, what)
         done.checks += _together(point, what, work)
 
@@ -76,17 +76,17 @@ def _on_rank(report: Report, kind: str) -> Examination:
     step(0.15, "who copies", spin if rank == 0 else list, 5)
     step(0.3, "order", lambda: [order(driver, peers, ROUNDS[kind])], 6)
     if kind in fabric.devices():
-        step(0.4, "exact results", lambda: results.exact(device), 7)
-        step(0.7, "capture", lambda: [results.captured(device)], 7)
-        step(0.75, "a late peer", lambda: [results.late(device)], 7)
+        step(0.4, "exact results", lambda: exactness.exact(device), 7)
+        step(0.7, "capture", lambda: [exactness.captured(device)], 7)
+        step(0.75, "a late peer", lambda: [exactness.late(device)], 7)
     else:
         text = f"weft has no fabric for {kind} tensors yet"
-        done.checks.append(Check(7, "operators", "unknown", "not run", text))
+        done.checks.append(Finding(7, "operators", "unknown", "not run", text))
     if kind == "cuda":
-        step(0.8, "Triton kernels", lambda: results.kernels(device), 7)
+        step(0.8, "Triton kernels", lambda: exactness.kernels(device), 7)
     report(0.85, "speed")
 
-    def timed() -> list[Check]:
+    def timed() -> list[Finding]:
         checks, figures = speed.speed(driver, peers, sizes)
         done.figures = figures
         return checks
@@ -95,23 +95,23 @@ def _on_rank(report: Report, kind: str) -> Examination:
     if done.figures:
         done.machine = speed.machine_file(title, driver.name, done.figures, world)
     if kind in fabric.devices():  # last: the group that it uses is broken afterwards
-        step(0.95, "a peer that never comes", lambda: [results.absent(device)], 7)
+        step(0.95, "a peer that never comes", lambda: [exactness.absent(device)], 7)
     done.checks.sort(key=lambda check: check.point)
     return done
 
 
-def _together(point: int, what: str, work: Callable[[], Iterable[Check]]) -> list[Check]:
+def _together(point: int, what: str, work: Callable[[], Iterable[Finding]]) -> list[Finding]:
     """The checks of rank 0, each in the worst state of all ranks. What raises is a check too."""
     try:
         mine = list(work())
     except Unsupported as error:
-        mine = [Check(point, what, "unknown", "refused", str(error))]
+        mine = [Finding(point, what, "unknown", "refused", str(error))]
     except Error as error:
-        mine = [Check(point, what, "not", type(error).__name__, str(error))]
+        mine = [Finding(point, what, "not", type(error).__name__, str(error))]
     except Exception as error:  # a driver or a compiler may raise anything
         lines = str(error).strip().splitlines() or [""]
-        mine = [Check(point, what, "not", type(error).__name__, lines[0])]
-    everyone: list[list[Check]] = [[] for _ in range(dist.get_world_size())]
+        mine = [Finding(point, what, "not", type(error).__name__, lines[0])]
+    everyone: list[list[Finding]] = [[] for _ in range(dist.get_world_size())]
     dist.all_gather_object(everyone, mine)
     found = {check.what: check for check in everyone[0]}
     for checks in everyone[1:]:
@@ -122,16 +122,16 @@ def _together(point: int, what: str, work: Callable[[], Iterable[Check]]) -> lis
     return list(found.values())
 
 
-def _not_checked(kind: str, shared: bool) -> list[Check]:
+def _not_checked(kind: str, shared: bool) -> list[Finding]:
     checks = [
-        Check(9, "several machines", "unknown", "devices of one machine only"),
-        Check(9, "long runs", "unknown", "hours of calls, other work on the same devices"),
-        Check(9, "multicast", "unknown", "weft does not use it yet"),
+        Finding(9, "several machines", "unknown", "devices of one machine only"),
+        Finding(9, "long runs", "unknown", "hours of calls, other work on the same devices"),
+        Finding(9, "multicast", "unknown", "weft does not use it yet"),
     ]
     if kind == "loom":
-        checks.append(Check(9, "a GPU", "unknown", "loom proves orders, never speed"))
-        checks.append(Check(9, "Triton kernels", "unknown", "they run on GPUs only"))
+        checks.append(Finding(9, "a GPU", "unknown", "loom proves orders, never speed"))
+        checks.append(Finding(9, "Triton kernels", "unknown", "they run on GPUs only"))
     if shared:
         text = "ranks share a device: numbers and orders were checked, engines and links were not"
-        checks.append(Check(9, "two devices", "unknown", text))
+        checks.append(Finding(9, "two devices", "unknown", text))
     return checks

@@ -26,7 +26,7 @@ FORMAT = 1
 
 
 @dataclass(frozen=True)
-class Check:
+class Finding:
     """point: a key of POINTS. state: ok, not, or unknown if it could not be found out. remedy: what
     to do about it."""
 
@@ -44,7 +44,7 @@ class Examination:
     device: str
     title: str
     world: int
-    checks: list[Check] = field(default_factory=list)
+    checks: list[Finding] = field(default_factory=list)
     figures: dict[str, float] = field(default_factory=dict)
     machine: str = ""
     """A machine file for `weft explore`."""

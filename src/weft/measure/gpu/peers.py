@@ -9,8 +9,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from weft.fabric.device.driver import Driver
-from weft.measure.gpu.finding import Check
+from weft.fabric.device.device_driver import Driver
+from weft.measure.gpu.finding import Finding
 
 BYTES = 8 << 20
 WORDS = 64
@@ -60,7 +60,7 @@ def meet(device: torch.device) -> Peers:
     )
 
 
-def symmetric(peers: Peers) -> Check:
+def symmetric(peers: Peers) -> Finding:
     """Point 4: a peer's memory can be read and written through its view."""
     rank, world = dist.get_rank(), dist.get_world_size()
     peers.mine[:256].fill_(rank + 1)
@@ -75,10 +75,10 @@ def symmetric(peers: Peers) -> Check:
     following, before = (rank + 1) % world + 1, 100 + (rank - 1) % world
     right = set(read.tolist()) == {following} and set(peers.mine[:256].tolist()) == {before}
     found = f"torch's, on {world} ranks" if right else "wrong bytes"
-    return Check(4, "peers read and write", "ok" if right else "not", found)
+    return Finding(4, "peers read and write", "ok" if right else "not", found)
 
 
-def order(driver: Driver, peers: Peers, rounds: int, seed: int = 0) -> Check:
+def order(driver: Driver, peers: Peers, rounds: int, seed: int = 0) -> Finding:
     """Point 6: every round pushes a block of its own number to the next rank, then a word; the next
     rank waits for the word and counts the bytes that are not there yet. The host never waits."""
     stream = torch.Stream(peers.device)
@@ -105,4 +105,4 @@ def order(driver: Driver, peers: Peers, rounds: int, seed: int = 0) -> Check:
     bad = int(stale.item())
     found = f"{rounds} rounds, {bad} stale bytes"
     remedy = "" if not bad else "report it: a word overtakes the data before it on this machine"
-    return Check(6, "data, then its word", "not" if bad else "ok", found, remedy)
+    return Finding(6, "data, then its word", "not" if bad else "ok", found, remedy)

@@ -11,14 +11,14 @@ import torch.distributed as dist
 
 import weft
 from weft.errors import Unsupported
-from weft.fabric.device.driver import Driver
+from weft.fabric.device.device_driver import Driver
 from weft.machine import Machine, calibrated, load, names
-from weft.measure.gpu.finding import Check
+from weft.measure.gpu.finding import Finding
 from weft.measure.gpu.peers import Peers
 
 
 @dataclass(frozen=True)
-class Sizes:
+class SpeedSizes:
     """What is measured: bytes of a copy, M = N = K of a product, its dtype, and repetitions."""
 
     copy: int
@@ -29,8 +29,8 @@ class Sizes:
 
 SECTIONS = ("compute", "memory", "links", "engines", "launch", "cores", "host")
 """Of a machine file."""
-GPU = Sizes(8 << 20, 8192, torch.bfloat16, 20)
-EMULATED = Sizes(1 << 20, 192, torch.float32, 3)
+GPU = SpeedSizes(8 << 20, 8192, torch.bfloat16, 20)
+EMULATED = SpeedSizes(1 << 20, 192, torch.float32, 3)
 
 
 def seconds(work: Callable[[], None], times: int) -> float:
@@ -45,7 +45,9 @@ def seconds(work: Callable[[], None], times: int) -> float:
     return best
 
 
-def speed(driver: Driver, peers: Peers, sizes: Sizes) -> tuple[list[Check], dict[str, float]]:
+def speed(
+    driver: Driver, peers: Peers, sizes: SpeedSizes
+) -> tuple[list[Finding], dict[str, float]]:
     """Copies and products alone and together, then one operator against the ideal."""
     n, stream = sizes.product, torch.Stream(peers.device)
     x = torch.ones(n, n, dtype=sizes.dtype, device=peers.device)
@@ -76,19 +78,19 @@ def speed(driver: Driver, peers: Peers, sizes: Sizes) -> tuple[list[Check], dict
     }
     longer = together / max(copy, gemm)
     checks = [
-        Check(8, "copy from a peer", "ok", f"{many * sizes.copy / copy / 1e9:.1f} GB/s"),
-        Check(8, f"{n} x {n} x {n} product", "ok", f"{2.0 * n**3 / gemm / 1e12:.2f} TFLOP/s"),
-        Check(8, "both at once", "ok", f"{longer:.2f} x the longer of the two"),
+        Finding(8, "copy from a peer", "ok", f"{many * sizes.copy / copy / 1e9:.1f} GB/s"),
+        Finding(8, f"{n} x {n} x {n} product", "ok", f"{2.0 * n**3 / gemm / 1e12:.2f} TFLOP/s"),
+        Finding(8, "both at once", "ok", f"{longer:.2f} x the longer of the two"),
     ]
     try:
         overlap = _overlap(peers.device, sizes, figures)
-        checks.append(Check(8, "overlap of all_gather_matmul", "ok", overlap))
+        checks.append(Finding(8, "overlap of all_gather_matmul", "ok", overlap))
     except Unsupported as error:
-        checks.append(Check(8, "overlap of all_gather_matmul", "unknown", "not run", str(error)))
+        checks.append(Finding(8, "overlap of all_gather_matmul", "unknown", "not run", str(error)))
     return checks, figures
 
 
-def _overlap(device: torch.device, sizes: Sizes, figures: dict[str, float]) -> str:
+def _overlap(device: torch.device, sizes: SpeedSizes, figures: dict[str, float]) -> str:
     """An operator against the sum of its parts and against the longer part."""
     world, n = dist.get_world_size(), sizes.product
     shard = torch.ones(n // world, n, dtype=sizes.dtype, device=device)

@@ -23,7 +23,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from weft.errors import Error
 from weft.measure.soak.burst import Groups, Said, burst
-from weft.measure.soak.places import PLACES, Place
+from weft.measure.soak.places import PLACES, FabricPlace
 
 DEADLINE = 30.0
 """The deadline of waits, in seconds: a hang becomes a Timeout, which is a fault here."""
@@ -33,7 +33,7 @@ _PR_SET_PDEATHSIG = 1
 class Life:
     """The ranks of one life, and what they are told."""
 
-    def __init__(self, place: Place, world: int) -> None:
+    def __init__(self, place: FabricPlace, world: int) -> None:
         multiprocessing.set_forkserver_preload(["torch", "torch.distributed", __name__])
         context = multiprocessing.get_context("forkserver")
         self._stores = [_store()]

@@ -14,7 +14,7 @@ from weft.measure.launch import Report
 
 
 @dataclass(frozen=True)
-class Place:
+class FabricPlace:
     """How ranks come to use a fabric. worlds: numbers of ranks to choose from. environment: the
     variables of a rank, by its number and the number of ranks. device: where tensors are. there:
     whether it is there without further ado. prepare: makes it so. load: what a rank does first."""
@@ -44,13 +44,13 @@ def _load_loom() -> None:
 PLACES = {
     place.name: place
     for place in (
-        Place("host", (2, 3, 4)),
+        FabricPlace("host", (2, 3, 4)),
         # Ranks that reach each other by messages alone.
-        Place("flat", (2, 3), lambda rank, world: {"WEFT_FABRIC": "flat"}),
+        FabricPlace("flat", (2, 3), lambda rank, world: {"WEFT_FABRIC": "flat"}),
         # Two machines with two ranks each, or one of them with one.
-        Place("two-level", (3, 4), lambda rank, world: {"WEFT_HOST": "ab"[rank // 2]}),
+        FabricPlace("two-level", (3, 4), lambda rank, world: {"WEFT_HOST": "ab"[rank // 2]}),
         # The emulated device, where it has been built.
-        Place(
+        FabricPlace(
             "loom",
             (2, 3),
             _loom,
@@ -63,7 +63,7 @@ PLACES = {
 }
 
 
-def places_of(names: str) -> list[Place]:
+def places_of(names: str) -> list[FabricPlace]:
     """Places by their names, separated by commas; `all` is all that are there."""
     there = [name for name, place in PLACES.items() if place.there()]
     asked = there if names == "all" else [name.strip() for name in names.split(",")]

@@ -21,7 +21,7 @@ import numpy as np
 from weft.measure.launch import Report
 from weft.measure.soak.burst import Said, Usage
 from weft.measure.soak.life import DEADLINE, Life
-from weft.measure.soak.places import Place
+from weft.measure.soak.places import FabricPlace
 
 CALLS = 60
 """Calls of a burst."""
@@ -61,7 +61,7 @@ class Findings:
 
 
 def soak(
-    seconds: float, places: Sequence[Place], kill: bool, seed: int, report: Report
+    seconds: float, places: Sequence[FabricPlace], kill: bool, seed: int, report: Report
 ) -> Findings:
     """Soaks at least so long, and until the burst that is under way has ended."""
     for place in places:
@@ -77,7 +77,7 @@ def soak(
         place = places[number % len(places)]
         number += 1
 
-        def tell(place: Place = place) -> None:
+        def tell(place: FabricPlace = place) -> None:
             calls = sum(found.calls.values())
             report(1 - max(0.0, left()) / seconds, f"{place.name}, {calls} calls")
 
@@ -90,7 +90,7 @@ class _Soaked:
     """One life."""
 
     def __init__(
-        self, found: Findings, place: Place, choose: random.Random, tell: Callable[[], None]
+        self, found: Findings, place: FabricPlace, choose: random.Random, tell: Callable[[], None]
     ) -> None:
         self._found, self._place, self._choose, self._tell = found, place, choose, tell
         world = choose.choice(place.worlds)

@@ -4,7 +4,7 @@ from weft.simulate.cluster.ask import ALGORITHMS, CollectiveAnswer, ask, togethe
 from weft.simulate.cluster.bound import bound
 from weft.simulate.cluster.engine import ClusterKernel, ClusterTask, Ran, run
 from weft.simulate.cluster.lowering import lower
-from weft.simulate.cluster.plans import run_plan
+from weft.simulate.cluster.plan_runs import run_plan
 from weft.simulate.cluster.wiring import Axes, Wiring
 
 __all__ = [

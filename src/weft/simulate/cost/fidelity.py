@@ -20,7 +20,7 @@ LAYERS = ((8192, 8192), (28672, 8192), (8192, 28672), (10240, 8192))
 
 
 @dataclass(frozen=True)
-class Row:
+class FidelityRow:
     """One measurement and its prediction. `error` is relative unless `what` states otherwise."""
 
     what: str
@@ -31,7 +31,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Summary:
+class FidelityFigure:
     """A number over many rows, and its promised bounds, if there are any."""
 
     what: str
@@ -48,8 +48,8 @@ class Summary:
 
 @dataclass(frozen=True)
 class Fidelity:
-    rows: tuple[Row, ...]
-    summaries: tuple[Summary, ...]
+    rows: tuple[FidelityRow, ...]
+    summaries: tuple[FidelityFigure, ...]
 
 
 def compare() -> Fidelity:
@@ -61,27 +61,27 @@ def compare() -> Fidelity:
     )
 
 
-Part = tuple[list[Row], list[Summary]]
+Part = tuple[list[FidelityRow], list[FidelityFigure]]
 Promise = tuple[
     float | None, float | None
 ]  # the promised mean error for m >= 1024, and over all rows
 
 
-def _row(what: str, size: str, reference: float, model: float) -> Row:
-    return Row(what, size, reference, model, model / reference - 1.0)
+def _row(what: str, size: str, reference: float, model: float) -> FidelityRow:
+    return FidelityRow(what, size, reference, model, model / reference - 1.0)
 
 
-def _mean(rows: Iterable[Row]) -> float:
+def _mean(rows: Iterable[FidelityRow]) -> float:
     errors = [abs(row.error) for row in rows]
     return sum(errors) / len(errors)
 
 
-def _worst(rows: Iterable[Row]) -> float:
+def _worst(rows: Iterable[FidelityRow]) -> float:
     return max(abs(row.error) for row in rows)
 
 
 def _gemms() -> Part:
-    rows: list[Row] = []
+    rows: list[FidelityRow] = []
     summaries = []
     sources: tuple[tuple[str, str, str, dict[str, Promise]], ...] = (
         ("gemm_h100", "h100", "", {"bfloat16": (0.10, 0.15)}),
@@ -94,7 +94,7 @@ def _gemms() -> Part:
     )
     for source, name, note, promised in sources:
         machine = load(name)
-        by_dtype: dict[str, list[tuple[int, Row]]] = {}
+        by_dtype: dict[str, list[tuple[int, FidelityRow]]] = {}
         for line in measurements(source):
             m, n, k = int(line["m"]), int(line["n"]), int(line["k"])
             batch, dtype = int(line.get("batch", "1")), PUBLISHED[line["dtype"]]
@@ -106,21 +106,21 @@ def _gemms() -> Part:
             large, every = promised.get(dtype, (None, None))
             what = f"GEMM {name} {dtype}{note}"
             tall = _mean(row for m, row in lines if m >= 1024)
-            summaries.append(Summary(what, "mean error, m >= 1024", tall, most=large))
+            summaries.append(FidelityFigure(what, "mean error, m >= 1024", tall, most=large))
             whole = _mean(row for _, row in lines)
-            summaries.append(Summary(what, "mean error, all rows", whole, most=every))
+            summaries.append(FidelityFigure(what, "mean error, all rows", whole, most=every))
             rows += [row for _, row in lines]
     return rows, summaries
 
 
 def _collectives() -> Part:
-    rows: list[Row] = []
+    rows: list[FidelityRow] = []
     summaries = []
     mi300x = load("mi300x")
     what = "RCCL mi300x all_reduce"
     for line in measurements("rccl_mi300x_all_reduce"):
         rows.append(_core_driven(what, mi300x, "all_reduce", 8, line))
-    summaries.append(Summary(what, "worst error, 1 MiB to 1 GiB", _worst(rows), most=0.15))
+    summaries.append(FidelityFigure(what, "worst error, 1 MiB to 1 GiB", _worst(rows), most=0.15))
     for source, name in (
         ("nccl_h100", "h100"),
         ("nccl_h100_two_and_four", "h100"),
@@ -130,7 +130,7 @@ def _collectives() -> Part:
         ("nccl_rtxpro6000", "rtxpro6000"),
     ):
         machine = load(name)
-        groups: dict[tuple[int, str], list[Row]] = {}
+        groups: dict[tuple[int, str], list[FidelityRow]] = {}
         for line in measurements(source):
             if int(line["bytes"]) < MEBI:
                 continue
@@ -146,13 +146,17 @@ def _collectives() -> Part:
                 name == "b200" or (name == "h100" and kind != "all_reduce")
             )
             most = 0.20 if promised else None
-            summaries.append(Summary(what, "worst error, 1 MiB up", _worst(found), most=most))
-            summaries.append(Summary(what, "mean error, 1 MiB up", _mean(found)))
+            summaries.append(
+                FidelityFigure(what, "worst error, 1 MiB up", _worst(found), most=most)
+            )
+            summaries.append(FidelityFigure(what, "mean error, 1 MiB up", _mean(found)))
             rows += found
     return rows, summaries
 
 
-def _core_driven(what: str, machine: Machine, kind: str, world: int, line: dict[str, str]) -> Row:
+def _core_driven(
+    what: str, machine: Machine, kind: str, world: int, line: dict[str, str]
+) -> FidelityRow:
     seconds = collective(machine, kind, int(line["bytes"]), world)
     return _row(what, line["bytes"], float(line["us"]) * 1e-6, seconds)
 
@@ -166,15 +170,15 @@ def _copies() -> Part:
         moving = machine.engines.packet + cost.bytes / cost.rate
         share, reference = 1.0 - moving / cost.seconds, float(line["non_copy_percent"]) / 100
         what = "DMA copy mi300x, share not copying (error in points)"
-        shares.append(Row(what, line["bytes"], reference, share, share - reference))
+        shares.append(FidelityRow(what, line["bytes"], reference, share, share - reference))
     machine = load("mi355x")
     for line in measurements("dma_put_mi355x"):
         size = int(line["bytes"])
         rate = size / copy(machine, size, prelaunched=True).seconds
         puts.append(_row("DMA put mi355x", line["bytes"], float(line["gb_per_s"]) * 1e9, rate))
     return shares + puts, [
-        Summary("DMA copy mi300x", "worst error in points", _worst(shares), most=0.10),
-        Summary("DMA put mi355x", "worst error", _worst(puts), most=0.10),
+        FidelityFigure("DMA copy mi300x", "worst error in points", _worst(shares), most=0.10),
+        FidelityFigure("DMA put mi355x", "worst error", _worst(puts), most=0.10),
     ]
 
 
@@ -206,7 +210,9 @@ def _variants() -> Part:
             for name, value in reference.items():
                 label = f"{kind} {size} {name[0]}{' prelaunched' if name[1] else ''}"
                 rows.append(_row(f"{what}, speedup over pcpy", label, value, model[name]))
-        summaries.append(Summary(what, "sizes with another winner", float(misses), most=most))
+        summaries.append(
+            FidelityFigure(what, "sizes with another winner", float(misses), most=most)
+        )
     return rows, summaries
 
 
@@ -234,13 +240,15 @@ def _units_taken() -> Part:
         what = f"{bound}-bound GEMM mi300x, units taken (error in points)"
         measure, reference = f"slowdown without {taken}", float(line["slower_percent"]) / 100
         model = _mean_slowdown(machine, llama[bound], bound, taken)
-        rows.append(Row(what, line["units_taken"], reference, model, model - reference))
+        rows.append(FidelityRow(what, line["units_taken"], reference, model, model - reference))
         allowed = 0.04 if bound == "compute" else 0.05
-        summaries.append(Summary(what, measure, model, reference - allowed, reference + allowed))
+        summaries.append(
+            FidelityFigure(what, measure, model, reference - allowed, reference + allowed)
+        )
         if bound == "compute":
             shapes = [(m, n, k) for _, m, n, k in _ficco_shapes()]
             other = _mean_slowdown(machine, shapes, bound, taken)
-            summaries.append(Summary(f"{what}, FiCCO shapes", measure, other))
+            summaries.append(FidelityFigure(f"{what}, FiCCO shapes", measure, other))
     return rows, summaries
 
 
@@ -263,4 +271,4 @@ def _ficco() -> Part:
         compute = gemm(machine, m, n, k).seconds
         moving = collective(machine, "all_gather", 2 * m * k, 8, driver="dma", prelaunch=True)
         speedups.append((compute + moving) / max(compute, moving))
-    return [], [Summary("FiCCO mi300x", "largest ideal speedup", max(speedups), 1.6, 1.9)]
+    return [], [FidelityFigure("FiCCO mi300x", "largest ideal speedup", max(speedups), 1.6, 1.9)]

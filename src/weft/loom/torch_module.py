@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from weft.fabric.device.driver import stream_handle
+from weft.fabric.device.device_driver import stream_handle
 from weft.loom.library import is_loaded, loaded
 
 _loaded_in = 0

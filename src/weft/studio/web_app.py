@@ -21,11 +21,11 @@ from weft.machine import load
 from weft.report.page import plotly_js
 from weft.report.perfetto import trace_events
 from weft.studio import answers, presets, snippets, words
-from weft.studio.guard import Guard
+from weft.studio.access import AccessCheck
 from weft.studio.live import LiveRuns
-from weft.studio.live_case import Case, has_loom
+from weft.studio.live_case import LiveCase, has_loom
 from weft.studio.state import SHARED_SIZE, State, machine_names
-from weft.studio.worker import Lane, Stale
+from weft.studio.worker import Stale, WorkerQueue
 
 _TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
 FILES = ("studio.html", "studio.css", "studio.js", "timelines.js", "charts.js", "live.js")
@@ -38,7 +38,7 @@ def make_app(token: str, port: int) -> ASGIApp:
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         # Movements of a slider never wait behind curves and maps.
-        app.state.lanes = {"quick": Lane(), "heavy": Lane()}
+        app.state.lanes = {"quick": WorkerQueue(), "heavy": WorkerQueue()}
         app.state.live = LiveRuns()
         try:
             yield
@@ -64,7 +64,7 @@ def make_app(token: str, port: int) -> ASGIApp:
         route("api/config", _config, "POST"),
         route("{name}", _file),
     ]
-    return Guard(Starlette(routes=routes, lifespan=lifespan), token, port)
+    return AccessCheck(Starlette(routes=routes, lifespan=lifespan), token, port)
 
 
 def _safely(handler: Handler) -> Handler:
@@ -129,7 +129,7 @@ async def _live(request: Request) -> Response:
     """Runs the case on this computer: a line of JSON for every step, while somebody listens."""
     query = dict(request.query_params)
     tab = query.pop("tab", "")[:64]
-    lines = request.app.state.live.stream(tab, Case.from_query(query))
+    lines = request.app.state.live.stream(tab, LiveCase.from_query(query))
     return StreamingResponse(lines, media_type="application/x-ndjson")
 
 

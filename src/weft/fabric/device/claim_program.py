@@ -22,7 +22,7 @@ from weft.dtype import in_triton
 from weft.errors import Unsupported
 from weft.fabric.device.flight import DeviceFlight
 from weft.fabric.device.program import DeviceProgram, Step
-from weft.plan.tasks import Copy, Matmul, Part, Plan, Region, Tiles
+from weft.plan.tasks import Copy, KernelTiles, Matmul, Part, Plan, Region
 from weft.timeline import COMPUTE
 
 if TYPE_CHECKING:
@@ -190,5 +190,5 @@ class ClaimFlight(DeviceFlight):
             epoch=1 if captured else self._call.number,
         )
         if began is not None:
-            task = Tiles(-1, fabric.rank, (), "in-kernel", chunks.parts)
+            task = KernelTiles(-1, fabric.rank, (), "in-kernel", chunks.parts)
             self._spans.append((task, began, self._event(self._call.stream)))

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from weft.errors import Unsupported
-from weft.fabric.device.driver import Driver
-from weft.measure.gpu.finding import Check
+from weft.fabric.device.device_driver import Driver
+from weft.measure.gpu.finding import Finding
 from weft.measure.gpu.peers import Peers
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def completes(
     return done if full else None
 
 
-def who_copies(driver: Driver, spinner: Spinner, peers: Peers) -> list[Check]:
+def who_copies(driver: Driver, spinner: Spinner, peers: Peers) -> list[Finding]:
     """Point 5, on this rank."""
     stream = torch.Stream(peers.device)
     rows = torch.empty(256, 512, dtype=torch.float32, device=peers.device)
@@ -157,7 +157,7 @@ def who_copies(driver: Driver, spinner: Spinner, peers: Peers) -> list[Check]:
     kept = completes(spinner, kernel, stream)
     if kept is not False:
         text = "the kernel that fills the device left room for another one"
-        return [Check(5, "who copies", "unknown", text, "report it, with the output of this run")]
+        return [Finding(5, "who copies", "unknown", text, "report it, with the output of this run")]
     checks = []
     for size in SIZES:
         mine, theirs = peers.mine[:size], peers.theirs[:size]
@@ -176,7 +176,7 @@ def who_copies(driver: Driver, spinner: Spinner, peers: Peers) -> list[Check]:
         done = completes(spinner, issue, stream)
         found = "needs no compute unit" if done else "needs a compute unit"
         remedy = "" if done else "kernels that fill the device delay it"
-        checks.append(Check(5, name, "ok" if done else "unknown", found, remedy))
+        checks.append(Finding(5, name, "ok" if done else "unknown", found, remedy))
     return checks
 
 
@@ -187,18 +187,18 @@ def _judged(
     target: torch.Tensor,
     source: torch.Tensor,
     stream: torch.Stream,
-) -> Check:
+) -> Finding:
     try:
         done = completes(spinner, lambda on: driver.copy(target, source, on), stream)
     except Unsupported as error:
-        return Check(5, what, "not", "refused", str(error))
+        return Finding(5, what, "not", "refused", str(error))
     if done is None:
-        return Check(5, what, "unknown", "the device could not be filled")
+        return Finding(5, what, "unknown", "the device could not be filled")
     remedy = ""
     if not done:
         line = "export ROC_P2P_SDMA_SIZE=0 GPU_FORCE_BLIT_COPY_SIZE=0"
         remedy = line if driver.name == "hip" else "two GPUs that reach each other are needed"
-    return Check(5, what, "ok" if done else "not", "engine" if done else "kernel", remedy)
+    return Finding(5, what, "ok" if done else "not", "engine" if done else "kernel", remedy)
 
 
 def _text(size: int) -> str:

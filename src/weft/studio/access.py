@@ -25,7 +25,7 @@ _HEADERS = {
 
 
 @dataclass(frozen=True)
-class Guard:
+class AccessCheck:
     """Checks Host, Origin and the token, which is the first part of every path."""
 
     app: ASGIApp

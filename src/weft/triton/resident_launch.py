@@ -67,7 +67,7 @@ class Tiles:
 Beside = Callable[[Any], tuple[dict[str, Any], Callable[[bool], None]]]
 
 
-class Calls:
+class KernelCalls:
     """The calls of one operation on one space, numbered from 1."""
 
     def __init__(

@@ -13,7 +13,8 @@ import torch.distributed as dist
 import weft
 from weft import fabric
 from weft.errors import Error, Unsupported
-from weft.measure.gpu.cases import (
+from weft.measure.gpu.finding import Finding, State
+from weft.measure.gpu.known_cases import (
     CASES,
     COLLECTIVES,
     COLUMNS,
@@ -24,7 +25,6 @@ from weft.measure.gpu.cases import (
     numbers,
     there,
 )
-from weft.measure.gpu.finding import Check, State
 
 SCHEDULES = (
     "serial",
@@ -37,7 +37,7 @@ SCHEDULES = (
 )
 
 
-def exact(device: torch.device) -> Iterator[Check]:
+def exact(device: torch.device) -> Iterator[Finding]:
     """Every case with every schedule and dtype. A schedule that refuses with a reason is no
     mistake; a wrong number is."""
     for name, case in CASES.items():
@@ -59,19 +59,19 @@ def exact(device: torch.device) -> Iterator[Check]:
         remedy = f"wrong: {', '.join(wrong)}; report it" if wrong else ""
         if not right and not wrong:
             remedy = next(iter(refused.values()))
-        yield Check(7, name, state, found, remedy)
+        yield Finding(7, name, state, found, remedy)
     for name, collective in COLLECTIVES.items():
         bad = [str(d).removeprefix("torch.") for d in DTYPES if not collective(device, d)]
         remedy = f"wrong: {', '.join(bad)}; report it" if bad else ""
-        yield Check(7, name, "not" if bad else "ok", f"{len(DTYPES) - len(bad)} exact", remedy)
+        yield Finding(7, name, "not" if bad else "ok", f"{len(DTYPES) - len(bad)} exact", remedy)
 
 
-def captured(device: torch.device, replays: int = 3) -> Check:
+def captured(device: torch.device, replays: int = 3) -> Finding:
     """A call in a graph, replayed with other numbers."""
     rank, world = dist.get_rank(), dist.get_world_size()
     what = f"capture, {replays} replays"
     if not fabric.of(None, device).can.capture:
-        return Check(7, what, "unknown", "refused", "this fabric cannot be captured")
+        return Finding(7, what, "unknown", "refused", "this fabric cannot be captured")
     w = numbers(2, INNER, COLUMNS)
     shard = torch.zeros(ROWS, INNER, device=device)
     weight = there(w, device, torch.float32)
@@ -89,22 +89,22 @@ def captured(device: torch.device, replays: int = 3) -> Check:
         shard.copy_(x.tensor_split(world)[rank].float())
         graph.replay()
         good &= equal(y, x @ w, torch.float32)
-    return Check(7, what, "ok" if good else "not", "exact" if good else "wrong")
+    return Finding(7, what, "ok" if good else "not", "exact" if good else "wrong")
 
 
-def late(device: torch.device, seconds: float = 0.3) -> Check:
+def late(device: torch.device, seconds: float = 0.3) -> Finding:
     """The last rank comes late; the result must not depend on it."""
     if dist.get_rank() == dist.get_world_size() - 1:
         time.sleep(seconds)
     good = CASES["all_gather_matmul"](device, torch.float32, "adaptive")
-    return Check(7, "a late peer", "ok" if good else "not", "exact" if good else "wrong")
+    return Finding(7, "a late peer", "ok" if good else "not", "exact" if good else "wrong")
 
 
-def absent(device: torch.device, seconds: float = 2.0) -> Check:
+def absent(device: torch.device, seconds: float = 2.0) -> Finding:
     """The last rank never comes: the others raise in time, and their process goes on."""
     world, what = dist.get_world_size(), "a peer that never comes"
     if world == 1:
-        return Check(7, what, "unknown", "needs two ranks")
+        return Finding(7, what, "unknown", "needs two ranks")
     group = dist.new_group()
     weft.configure(group=group, deadline=seconds)
     x, w = torch.ones(ROWS, INNER, device=device), torch.ones(INNER, COLUMNS, device=device)
@@ -112,7 +112,7 @@ def absent(device: torch.device, seconds: float = 2.0) -> Check:
     torch.accelerator.synchronize()
     dist.barrier()
     if dist.get_rank() == world - 1:
-        return Check(7, what, "ok", "was the one")
+        return Finding(7, what, "ok", "was the one")
     begun, said = time.monotonic(), ""
     try:
         weft.all_gather_matmul(x, w, group=group)
@@ -126,10 +126,10 @@ def absent(device: torch.device, seconds: float = 2.0) -> Check:
     found = f"{said or 'no error'} after {took:.0f} s, the device goes on"
     if not alive:
         found = "the device is lost"
-    return Check(7, what, "ok" if good else "not", found, "" if good else "report it")
+    return Finding(7, what, "ok" if good else "not", found, "" if good else "report it")
 
 
-def kernels(device: torch.device) -> Iterator[Check]:
+def kernels(device: torch.device) -> Iterator[Finding]:
     """The Triton kernels against plain torch."""
     from weft.triton import symmetric_memory
     from weft.triton.checks import CHECKS, KernelCase
@@ -138,6 +138,6 @@ def kernels(device: torch.device) -> Iterator[Check]:
     for name, run in CHECKS.items():
         good = all(run(space, KernelCase(dtype)) for dtype in DTYPES)
         found = "exact" if good else "wrong"
-        yield Check(
+        yield Finding(
             7, f"triton {name}", "ok" if good else "not", found, "" if good else "report it"
         )

@@ -1,0 +1,268 @@
+"""A serial plan as plain code has it: one GEMM for each weight, and one collective of the channel
+before or after them.
+
+Nothing is staged, and no engine is woken: the calling thread moves the bytes. A rank enters the
+call, announces its part of the collective at once, and compares headers while it waits for its
+peers, so that the ranks meet only once. Products that are sent are made in shared memory, where
+the channel reads them in place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+import torch
+
+from weft.dtype import DTYPES, ITEM_BYTES, ON_HOST
+from weft.errors import Unsupported
+from weft.fabric import _native
+from weft.fabric.deadlines import nanoseconds
+from weft.fabric.host.collective_spans import recorded
+from weft.fabric.host.process_call import ProcessCall, break_off
+from weft.fabric.host.process_flight import UNRECORDED, Ended
+from weft.fabric.interface import Disagree
+from weft.fabric.outcomes import DISAGREE, OK
+from weft.fabric.proposal import Proposal
+from weft.plan.all_gather_matmul import AllGatherMatmul
+from weft.plan.all_to_all_matmul import AllToAllMatmul
+from weft.plan.collective import KINDS, Kind
+from weft.plan.matmul_all_reduce import MatmulAllReduce
+from weft.plan.matmul_all_to_all import MatmulAllToAll
+from weft.plan.matmul_reduce_scatter import MatmulReduceScatter
+from weft.plan.tasks import Plan
+from weft.schedule import Schedule
+
+if TYPE_CHECKING:
+    from weft.fabric.processes import ProcessFabric
+
+ALL_GATHER, ALL_TO_ALL = KINDS["all_gather"], KINDS["all_to_all"]
+REDUCE_SCATTER, ALL_REDUCE = KINDS["reduce_scatter"], KINDS["all_reduce"]
+_FOREVER = 2**63 - 1
+_EMPTY = 64
+"""The address that stands for an empty tensor, which has none. Nothing is read there."""
+
+
+class Collective(NamedTuple):
+    """The collective of a serial plan on one rank, in bytes. sizes: what all ranks know, empty if
+    every pair of ranks has a size of its own. given and taken: this rank's pieces, one behind the
+    other. gathers: whether it comes before the products. rows and columns: of what it makes for
+    them, or gets from them."""
+
+    kind: Kind
+    sizes: tuple[int, ...]
+    given: tuple[int, ...]
+    taken: tuple[int, ...]
+    moves: bool
+    gathers: bool
+    rows: int
+    columns: int
+    weights: int = 1
+
+
+def collective_of(plan: Plan, rank: int) -> Collective | None:
+    """The one collective that carries out the communication of a plan; None if there is none."""
+    op, schedule = plan.operation, plan.schedule
+    if not isinstance(schedule, Schedule) or not schedule.serial or schedule.engine == "direct":
+        return None
+    if op.world == 1 or op.dtype not in ON_HOST or getattr(op, "experts", False):
+        return None
+    if getattr(op, "result", None) not in (None, op.dtype):
+        return None
+    item = ITEM_BYTES[op.dtype]
+    if isinstance(op, AllGatherMatmul):
+        sizes = tuple(rows * op.k * item for rows in op.rows)
+        own = (sizes[rank],)
+        made = Collective(ALL_GATHER, sizes, own, sizes, any(sizes), True, op.m, op.k)
+        return made._replace(weights=len(op.columns[rank]))
+    if isinstance(op, AllToAllMatmul):
+        made = _by_pair(op.splits, rank, True, op.received(rank), op.k, item)
+        return made._replace(weights=len(op.columns[rank]))
+    if isinstance(op, MatmulAllToAll):
+        return _by_pair(op.splits, rank, False, sum(op.splits[rank]), op.n, item)
+    if isinstance(op, MatmulAllReduce):
+        whole = (op.m * op.n * item,)
+        return Collective(ALL_REDUCE, whole, whole, whole, any(whole), False, op.m, op.n)
+    if isinstance(op, MatmulReduceScatter):
+        sizes = tuple(rows * op.n * item for rows in op.rows)
+        own = (sizes[rank],)
+        return Collective(REDUCE_SCATTER, sizes, sizes, own, any(sizes), False, op.m, op.n)
+    return None
+
+
+def _by_pair(
+    splits: Sequence[Sequence[int]], rank: int, gathers: bool, rows: int, columns: int, item: int
+) -> Collective:
+    row = columns * item
+    given = tuple(rows * row for rows in splits[rank])
+    taken = tuple(sizes[rank] * row for sizes in splits)
+    every = {rows * row for sizes in splits for rows in sizes}
+    sizes = given[:1] if len(every) == 1 else ()
+    return Collective(ALL_TO_ALL, sizes, given, taken, any(every), gathers, rows, columns)
+
+
+class CollectiveProgram:
+    """Implements `weft.fabric.Program`."""
+
+    computes = False
+    shares = False
+
+    def __init__(
+        self,
+        plan: Plan,
+        fabric: ProcessFabric,
+        channel: _native.Channel,
+        collective: Collective,
+        signatures: Sequence[int],
+    ) -> None:
+        self.plan, self.fabric, self.collective = plan, fabric, collective
+        self.label = f"{plan.operation.label}, {plan.schedule}"
+        kind = collective.kind
+        self.way = f"{kind.name}, then one GEMM" if self.gathers else f"one GEMM, then {kind.name}"
+        self._waiting_for = f"the {kind.name} of its peers"
+        self.names = [(f"w{i}", f"y{i}") for i in range(collective.weights)]
+        """The weights and results of what is gathered."""
+        inner = getattr(plan.operation, "inner", None)
+        self._inner = collective.columns if inner is None else inner[fabric.rank]
+        dtype, schedule = DTYPES[plan.operation.dtype], cast(Schedule, plan.schedule)
+        self._dtype = dtype.torch
+        self._bytes = collective.rows * collective.columns * dtype.bytes
+        nothing = torch.empty(0, device="cpu")
+        self._held = [(nothing, nothing), (nothing, nothing)]
+        """By turn: memory, and the view of it that is between the collective and the products."""
+        self._channel = channel
+        self._signatures = list(signatures)
+        self._exchange = _native.Exchange(
+            kind.number,
+            dtype.channel or 0,
+            dtype.bytes,
+            schedule.engine == "cores",
+            not collective.sizes,
+            collective.sizes,
+            collective.given,
+            collective.taken,
+            self._signatures,
+        )
+
+    @property
+    def gathers(self) -> bool:
+        return self.collective.gathers
+
+    def start(
+        self, call: ProcessCall, tensors: dict[str, torch.Tensor], record: bool
+    ) -> CollectiveFlight:
+        call.label = self.label
+        return CollectiveFlight(self, call.number, tensors, record)
+
+    def repeat(self, proposal: Proposal) -> None:
+        return None
+
+    def once(self, proposal: Proposal, tensors: dict[str, torch.Tensor]) -> bool:
+        fabric = self.fabric
+        call = fabric.next_call()
+        try:
+            fabric.heap.enter(call, proposal.signature, (), proposal.blob)
+            self.run(call, tensors)
+            outcome = fabric.heap.done(call)
+            if outcome[0] != OK:
+                raise fabric.failure(outcome, self.label, "its end")
+        except Disagree:
+            return False
+        except BaseException as error:
+            break_off(fabric, call, error)
+            raise
+        return True
+
+    def run(self, call: int, tensors: dict[str, torch.Tensor]) -> None:
+        """Carries out a call that this rank has entered."""
+        between = self.between(call, tensors)
+        if self.gathers:
+            self.exchange(call, tensors["x"], between, False)
+            for w, y in self.names:
+                self.multiply(between, tensors[w], tensors[y])
+        else:
+            self.multiply(tensors["x"], tensors["w"], between)
+            self.exchange(call, between, tensors["y"], False)
+
+    def multiply(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
+        """c = a @ b."""
+        if self._inner:
+            torch.mm(a, b, out=c)
+        else:
+            c.zero_()
+
+    def between(self, call: int, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+        """The gathered rows, or the product that is sent."""
+        if "gathered" in tensors:  # an output
+            return tensors["gathered"]
+        memory = self._memory(call % 2)
+        kept, view = self._held[call % 2]
+        if kept is not memory:
+            with torch.inference_mode(False):  # later calls may be outside of it
+                view = memory[: self._bytes].view(self._dtype)
+                view = view.view(self.collective.rows, self.collective.columns)
+            self._held[call % 2] = (memory, view)
+        return view
+
+    def _memory(self, turn: int) -> torch.Tensor:
+        """Private memory for rows that come; shared memory for products that go, if there is some,
+        because peers then read them in place."""
+        memory = self.fabric.memory
+        if not self.gathers:
+            with contextlib.suppress(Unsupported):
+                return memory.workspace("partial", self._bytes, turn).memory
+        return memory.private(self._bytes)
+
+    def exchange(
+        self, call: int, source: torch.Tensor, target: torch.Tensor, record: bool
+    ) -> _native.Job | None:
+        """Carries out the collective; returns its job if it is recorded. Raises `Disagree` if the
+        headers of the ranks are not those that the plan was made for."""
+        fabric, channel = self.fabric, self._channel
+        if not self.collective.moves:
+            self._agree(call)
+            return None
+        patience = nanoseconds(fabric.deadline)
+        at, into = source.data_ptr() or _EMPTY, target.data_ptr() or _EMPTY
+        job = channel.exchange(self._exchange, call, patience, at, into, record)
+        if job is None:
+            return None
+        outcome = fabric.wait(lambda: channel.wait(job, _FOREVER), self.label, self._waiting_for)
+        if outcome[0] == DISAGREE:
+            raise Disagree
+        if outcome[0] != OK:
+            raise fabric.failure(outcome, self.label, self._waiting_for)
+        return job
+
+    def _agree(self, call: int) -> None:
+        """Waits until every rank has entered, with the headers that the plan was made for."""
+        fabric, deadline = self.fabric, self.fabric.deadline_ns()
+        outcome = fabric.wait(
+            lambda: fabric.heap.agree(call, self._signatures, deadline),
+            self.label,
+            "all ranks to enter the call",
+        )
+        if outcome[0] == DISAGREE:
+            raise Disagree
+
+
+class CollectiveFlight:
+    """One call of a collective program. Everything happens in `end`."""
+
+    __slots__ = ("_call", "_program", "_record", "_tensors")
+
+    def __init__(
+        self, program: CollectiveProgram, call: int, tensors: dict[str, torch.Tensor], record: bool
+    ) -> None:
+        self._program, self._call = program, call
+        self._tensors, self._record = tensors, record
+
+    def end(self) -> Ended:
+        if self._record:
+            return Ended(recorded(self._program, self._call, self._tensors))
+        self._program.run(self._call, self._tensors)
+        return UNRECORDED
+
+    def cancel(self) -> None:
+        """Does nothing: only this thread touches the buffers, and it has stopped."""
