@@ -7,8 +7,10 @@ import torch
 import torch.distributed as dist
 from conformance import Case, same
 from fabrics import FABRICS
+from ranks import shard_of
 
 import weft
+from weft.errors import Mismatch
 from weft.fabric.group import eager, transfers
 
 
@@ -48,6 +50,11 @@ def test_tensors_that_require_gradients_under_no_grad(flat):
 
 
 # -- few bytes travel with headers -----------------------------------------------------------------
+
+
+EARLY = ("all_gather_matmul", "all_to_all_matmul")
+LATE = ("matmul_reduce_scatter", "matmul_all_to_all")
+"""Operators whose headers wait for products."""
 
 
 class _Counted:
@@ -90,6 +97,32 @@ def _changing():
     return counted.count
 
 
+def _changing_products():
+    """The same where the header waits for the products."""
+    world, rank = dist.get_world_size(), dist.get_rank()
+    w = torch.arange(12.0).view(4, 3)
+    with _Counted() as counted:
+        for m in (6, 6, 6, 5, 6, 5, 5, 4, 6, 6, 7, 7):
+            x = torch.arange(4.0 * m).view(m, 4)
+            y = weft.matmul_reduce_scatter(x, w)
+            assert torch.equal(y, shard_of(x @ w * world)), (m, rank)
+    assert counted.count >= 3
+    return counted.count
+
+
+def _late_and_different():
+    """A rank whose header waits for its products hears of another call, and so do its peers."""
+    rank, x, w = dist.get_rank(), torch.ones(6, 4), torch.ones(4, 3)
+    for _ in range(3):
+        weft.matmul_reduce_scatter(x, w)
+    with pytest.raises(Mismatch) as raised:
+        weft.matmul_reduce_scatter(x, w, schedule="serial" if rank else "auto")
+    with _Counted() as counted:
+        y = weft.matmul_reduce_scatter(x, w)
+    assert torch.equal(y, torch.full(y.shape, 4.0 * dist.get_world_size()))
+    return str(raised.value), counted.count
+
+
 def _large():
     """One row more than goes with a header."""
     most = eager.MOST_BYTES // (4 * 64)
@@ -103,12 +136,14 @@ def _large():
 
 
 def test_few_bytes_travel_with_headers(flat):
-    flat(2).run(_eager, ("all_gather_matmul", "all_to_all_matmul"))
+    flat(2).run(_eager, EARLY + LATE)
     for world in (2, 3):
         assert len(set(flat(world).run(_changing))) == 1, "all ranks come to the same answer"
+        assert len(set(flat(world).run(_changing_products))) == 1
+        assert len(set(flat(world).run(_late_and_different))) == 1
     flat(2).run(_large)
 
 
 def test_two_levels_with_few_bytes(pools):
     pool = FABRICS["two_level"].pool(pools, 4)
-    pool.run(_eager, ("all_gather_matmul", "all_to_all_matmul"))
+    pool.run(_eager, EARLY + LATE)

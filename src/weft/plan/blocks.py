@@ -41,6 +41,13 @@ so far. They catch up only as far as small chunks take longer to compute than to
 shrink.
 """
 
+FIRST_SHARE, FIRST_LEAST = 16, 32
+"""Growing cuts begin with one of `FIRST_SHARE` parts, but with at least `FIRST_LEAST` rows."""
+GROWTH = 0.6
+"""How much larger a chunk of a growing cut is than the one before, with one peer; with more peers,
+less. If the links take as long as all of compute, they take `world / (world - 1)` times as long as
+it takes to compute what they send. As long as chunks grow by less, the next one is always ready."""
+
 
 @lru_cache(maxsize=256)
 def cuts(rows: int, columns: int, depth: int) -> tuple[int, int]:
@@ -92,3 +99,25 @@ def depth_of(rows: int, columns: int, taper: Taper = "none") -> int:
             break
         depth *= 2
     return depth
+
+
+def growing_blocks(rows: int, columns: int, world: int) -> list[Block]:
+    """Chunks of which each is larger than the one before: links are idle until the first is
+    computed, and large GEMMs are faster. They are whole rows, which the network sends without
+    copying them first, unless there are few."""
+    if 4 * rows < columns:
+        return [(0, rows, at, size) for at, size in _growing(columns, world) if rows]
+    return [(at, size, 0, columns) for at, size in _growing(rows, world) if columns]
+
+
+def _growing(total: int, world: int) -> list[tuple[int, int]]:
+    parts, at = [], 0
+    size = float(max(total / FIRST_SHARE, FIRST_LEAST))
+    while at < total:
+        part = round(size)
+        size *= 1.0 + GROWTH / (world - 1)
+        if total - at - part < part:  # a smaller one at the end would be another GEMM
+            part = total - at
+        parts.append((at, part))
+        at += part
+    return parts

@@ -1,9 +1,10 @@
 """Makes plans for ranks on several machines.
 
 If machines have several ranks, data that these share crosses the network once (`two_level_*`). All
-other plans are flat: they treat all peers equally. When rows are gathered, `adaptive` without a
-depth uses fewer chunks than inside a machine, because a chunk is a message that threads on both
-sides must handle.
+other plans are flat: they treat all peers equally. `adaptive` without a depth cuts otherwise than
+inside a machine, because a chunk is a message that threads on both sides must handle. When rows are
+gathered, it uses fewer chunks. When products are sent, chunks are whole rows, which need not be
+copied to be sent, and each is larger than the one before (`blocks.growing_blocks`).
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from weft.errors import Unsupported
-from weft.plan import two_level_gathering, two_level_scattering
+from weft.plan import scattering, two_level_gathering, two_level_scattering
 from weft.plan.all_gather_matmul import AllGatherMatmul
 from weft.plan.all_to_all_matmul import AllToAllMatmul
 from weft.plan.builder import refuse_impossible
 from weft.plan.gathering import default_depth
+from weft.plan.matmul_all_to_all import MatmulAllToAll
 from weft.plan.matmul_reduce_scatter import MatmulReduceScatter
 from weft.plan.nodes import Nodes
 from weft.plan.tasks import Plan, Plannable
@@ -41,8 +43,8 @@ def lower(operation: Plannable, schedule: Schedule, nodes: Sequence[int], levels
             f"{schedule} cannot be run between machines: direct reads a peer's memory in place, "
             f"and a network has none to read; use {schedule.with_engine('dma')}"
         )
-    open_depth = schedule.fusion == "adaptive" and schedule.depth is None
-    if open_depth and isinstance(operation, AllGatherMatmul | AllToAllMatmul):
+    free = schedule.fusion == "adaptive" and schedule.depth is None
+    if free and isinstance(operation, AllGatherMatmul | AllToAllMatmul):
         schedule = replace(schedule, depth=min(MOST_CHUNKS, default_depth(operation, schedule)))
     placed = Nodes(tuple(nodes))
     if min(placed.levels, levels) == 2:
@@ -54,4 +56,8 @@ def lower(operation: Plannable, schedule: Schedule, nodes: Sequence[int], levels
             operation, schedule
         ):
             return two_level_scattering.lower(operation, schedule, placed)
+    if free and isinstance(operation, MatmulReduceScatter | MatmulAllToAll):
+        experts = getattr(operation, "experts", ())
+        if not operation.everywhere and not experts:
+            return scattering.lower(operation, schedule, growing=True)
     return operation.lower(schedule)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from weft.operation import result_dtype, starts
-from weft.plan.blocks import Block, Taper, cut_blocks
+from weft.plan.blocks import Block, Taper, cut_blocks, growing_blocks
 from weft.plan.builder import Builder
 from weft.plan.order import slices
 from weft.plan.tasks import Plannable, Region
@@ -58,8 +58,11 @@ class Made(NamedTuple):
 class Products:
     """The buffers of one rank, and the GEMMs that compute its products."""
 
-    def __init__(self, builder: Builder, op: Scattering, rank: int, depth: int) -> None:
+    def __init__(
+        self, builder: Builder, op: Scattering, rank: int, depth: int, growing: bool
+    ) -> None:
         self.builder, self.op, self.rank, self.depth = builder, op, rank, depth
+        self.growing = growing
         self.schedule = builder.schedule
         self.direct = self.schedule.engine == "direct"
         self.adaptive = self.schedule.fusion == "adaptive"
@@ -238,6 +241,8 @@ class Products:
             cut = [(0, rows, 0, n)]
         elif self.schedule.cut == "columns":
             cut = [(0, rows, *part) for part in slices(n, self.depth)]
+        elif self.adaptive and self.growing:
+            cut = growing_blocks(rows, n, self.op.world)
         elif self.adaptive:
             cut = cut_blocks(rows, n, self.depth, taper_of(self.op))
         else:

@@ -68,13 +68,15 @@ def shared_bytes(
 
 
 @lru_cache(maxsize=64)
-def lower(operation: Scattering, schedule: Schedule) -> Plan:
-    """The plan of all ranks; raises `Unsupported` with the reason if the schedule is impossible."""
+def lower(operation: Scattering, schedule: Schedule, growing: bool = False) -> Plan:
+    """The plan of all ranks; raises `Unsupported` with the reason if the schedule is impossible.
+    growing: whether adaptive begins with a small chunk, and each is larger than the one before."""
     refuse_impossible(schedule)
     depth = default_depth(operation, schedule) if schedule.depth is None else schedule.depth
     builder = Builder(operation, schedule)
     ranks = [
-        _ScatterRank(builder, operation, rank, max(depth, 1)) for rank in range(operation.world)
+        _ScatterRank(builder, operation, rank, max(depth, 1), growing)
+        for rank in range(operation.world)
     ]
     if operation.world == 1:
         ranks[0].alone()
@@ -114,8 +116,10 @@ def _interleave(ranks: Sequence[_ScatterRank]) -> None:
 class _ScatterRank(Products):
     """Lowers the tasks of one rank."""
 
-    def __init__(self, builder: Builder, op: Scattering, rank: int, depth: int) -> None:
-        super().__init__(builder, op, rank, depth)
+    def __init__(
+        self, builder: Builder, op: Scattering, rank: int, depth: int, growing: bool
+    ) -> None:
+        super().__init__(builder, op, rank, depth, growing)
         self.arrived: dict[int, list[Made]] = {}
         self.sums: list[Made] = []
         self._pulled: int | None = None

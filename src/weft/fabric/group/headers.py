@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
 from weft.fabric import _native
 from weft.fabric.group.eager import MOST_BYTES
 from weft.fabric.group.transfers import Payload
 
-HEADER_TAG = 0
 BYE = 0
 """Sent in place of the number of a call by a rank that leaves."""
 
-_HEAD = struct.Struct("<QQQI")
-HEADER_BYTES = _HEAD.size + _native.MAX_BLOB + MOST_BYTES
+_HEAD = struct.Struct("<QQQII")
+HEAD_BYTES = _HEAD.size
+HEADER_BYTES = HEAD_BYTES + _native.MAX_BLOB + MOST_BYTES
 """The most that a header takes."""
 
 NOTHING: Payload = np.empty(0, np.uint8)
@@ -33,20 +31,27 @@ class Header(NamedTuple):
     payload: Payload
 
 
-def write_header(
-    call: int, signature: int, blob: bytes, eager: int, payloads: Sequence[Payload]
-) -> torch.Tensor:
-    """The message of a header. eager: the number of the plan that payloads were made for."""
-    head = np.frombuffer(_HEAD.pack(call, signature, eager, len(blob)) + blob, np.uint8)
-    return torch.from_numpy(np.concatenate([head, *(part.reshape(-1) for part in payloads)]))
+def write_header(call: int, signature: int, blob: bytes, eager: int = 0, payload: int = 0) -> bytes:
+    """The message of a header, without its last `payload` bytes, which are for the plan `eager`."""
+    return _HEAD.pack(call, signature, eager, len(blob), payload) + blob
+
+
+def size_of(head: Payload) -> int | None:
+    """The bytes of a message that begins with `head`; None if no header is that large."""
+    *_, blob, payload = _HEAD.unpack_from(head.data)
+    return HEAD_BYTES + blob + payload if _fits(blob, payload) else None
 
 
 def read_header(raw: Payload) -> tuple[int, Header] | None:
     """The call and the header in a message; None if its sizes do not fit the message."""
-    if len(raw) < _HEAD.size:
+    if len(raw) < HEAD_BYTES:
         return None
-    call, signature, eager, size = _HEAD.unpack_from(raw.data)
-    begin = _HEAD.size + size
-    if size > _native.MAX_BLOB or begin > len(raw):
+    call, signature, eager, size, payload = _HEAD.unpack_from(raw.data)
+    begin = HEAD_BYTES + size
+    if not _fits(size, payload) or begin + payload != len(raw):
         return None
-    return call, Header(signature, raw[_HEAD.size : begin].tobytes(), eager, raw[begin:])
+    return call, Header(signature, raw[HEAD_BYTES:begin].tobytes(), eager, raw[begin:])
+
+
+def _fits(blob: int, payload: int) -> bool:
+    return blob <= _native.MAX_BLOB and payload <= MOST_BYTES

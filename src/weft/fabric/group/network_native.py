@@ -1,10 +1,10 @@
 """The methods of the native fabric (`fabric/native.py`), where some ranks are on other machines.
 
 Inside the machine it uses the native fabric. Between machines it adds headers that are sent over
-the network, and transfers beside the copy engines. A header goes to every other rank. A rank has
-one listener thread per peer, which receives headers. The listener that receives the last header of
-a call starts its transfers if all headers agree, so a known call communicates while its local
-matmul runs.
+the network, and transfers beside the copy engines. A header goes to every other rank. Whoever needs
+the headers of a call reads them: the rank itself, if it has nothing else to do before they agree;
+otherwise a thread, which then starts the transfers, so that a known call communicates while its
+local matmul runs.
 
 A rank is never two calls ahead of another: it enters call e+1 only after it has finished e, for
 which it needed every header of e. So when data of a call moves, every rank has finished the call
@@ -15,34 +15,21 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from itertools import cycle
-from types import MappingProxyType
+from collections.abc import Sequence
 
 import torch
 
 from weft.fabric import _native
-from weft.fabric.group.headers import (
-    BYE,
-    HEADER_BYTES,
-    HEADER_TAG,
-    NOTHING,
-    Header,
-    read_header,
-    write_header,
-)
-from weft.fabric.group.responsive import become_responsive
-from weft.fabric.group.transfers import NetworkFlight, NetworkProgram, Payload, Poster
-from weft.fabric.group.transport import Posted, Transport, wait
+from weft.fabric.group import eager as eagerly
+from weft.fabric.group.headers import BYE, NOTHING, Header, write_header
+from weft.fabric.group.transfers import NetworkFlight, NetworkProgram, Poster
+from weft.fabric.group.transport import Transport
+from weft.fabric.group.wires import Wires
 from weft.fabric.outcomes import (
     AGAIN,
     CANCELLED,
-    CORRUPT,
     DISAGREE,
     OK,
-    PEER_LEFT,
     PEER_LOST,
     TIMEOUT,
     Outcome,
@@ -55,18 +42,21 @@ _SLICE = 0.05
 
 
 class NetworkNative:
-    """The native fabric of the ranks of this machine (`members`), and a transport to all ranks."""
+    """The native fabric of the ranks of this machine (`members`), and wires and a transport to all
+    ranks."""
 
     def __init__(
         self,
         native: _native.Fabric,
         transport: Transport,
+        wires: Wires,
         rank: int,
         world: int,
         members: Sequence[int],
     ) -> None:
         self.inner = native
         self.transport = transport
+        self.wires = wires
         self._rank, self._world, self._members = rank, world, list(members)
         self._peers = [peer for peer in range(world) if peer != rank]
         self._changed = threading.Condition()
@@ -74,96 +64,91 @@ class NetworkNative:
         self._entered = [0] * world
         self._failed_in = 0
         self._gone: dict[int, int] = {}
+        self._held: tuple[int, int, bytes, int] | None = None
+        """The header that waits for the bytes that go with it."""
         self._waiting: NetworkFlight | None = None
-        self._flying: NetworkFlight | None = None
+        """The flight that this rank starts itself when it has read all headers."""
+        self._starting: NetworkFlight | None = None
+        """The flight that the thread starts."""
         self._stuck: set[int] = set()
         self._lanes: dict[tuple[int, bool], Poster] = {}
-        self._sent: deque[tuple[Mapping[int, torch.Tensor], list[Posted]]] = deque(maxlen=3)
         self._poster = Poster("weft posts")
-        self._starting: NetworkFlight | None = None
         self._closed = False
-        self._listeners = [
-            threading.Thread(target=self._listen, args=(peer,), daemon=True, name=f"weft {peer}")
-            for peer in self._peers
-        ]
-        for listener in self._listeners:
-            listener.start()
 
     # -- headers -----------------------------------------------------------------------------------
 
     def enter(
-        self,
-        call: int,
-        signature: int,
-        offsets: Sequence[int],
-        blob: bytes,
-        eager: int = 0,
-        payloads: Mapping[int, Sequence[Payload]] = MappingProxyType({}),
+        self, call: int, signature: int, offsets: Sequence[int], blob: bytes, eager: int = 0
     ) -> None:
-        """Sends this rank's header. eager: the number of the plan that payloads were made for."""
-        self._send(call, signature, blob, eager, payloads)
+        """Enters a call. eager: the number of the plan whose bytes go with the header. It is then
+        sent when they are there, by `launch` or `agree`."""
+        if eager:
+            self._held = call, signature, blob, eager
+        else:
+            self._send(call, signature, blob)
         self.inner.enter(call, signature, offsets, blob)
         with self._changed:
             self._headers.pop(call - 2, None)
             self._note(call, self._rank, Header(signature, blob, eager, NOTHING))
 
-    def _send(
-        self,
-        call: int,
-        signature: int,
-        blob: bytes,
-        eager: int = 0,
-        payloads: Mapping[int, Sequence[Payload]] = MappingProxyType({}),
-    ) -> None:
-        messages = {
-            peer: write_header(call, signature, blob, eager, payloads.get(peer, ()))
-            for peer in self._peers
-        }
-        self._poster.push(lambda: self._post(messages))
-
-    def _post(self, messages: Mapping[int, torch.Tensor]) -> None:
-        works = []
-        for peer, message in messages.items():
-            # A lost peer is detected when its own header does not arrive.
-            with suppress(RuntimeError):
-                works.append(self.transport.send(message, peer, HEADER_TAG))
-        self._sent.append((messages, works))
-
-    def _listen(self, peer: int) -> None:
-        """Receives the headers of a peer until it leaves or is lost."""
-        become_responsive()
-        # Two buffers take turns: when the next header but one arrives, this rank has finished the
-        # call of this one. Pages that no payload has reached take no memory.
-        buffers = [torch.empty(HEADER_BYTES, dtype=torch.uint8, device="cpu") for _ in range(2)]
-        try:
-            for buffer in cycle(buffers):
-                wait(self.transport.receive(buffer, peer, HEADER_TAG))
-                found = read_header(buffer.numpy())
-                with self._changed:
-                    if found is None or found[0] == BYE:
-                        self._gone[peer] = CORRUPT if found is None else PEER_LEFT
-                        break
-                    self._note(found[0], peer, found[1])
-        except RuntimeError:
-            with self._changed:
-                self._gone.setdefault(peer, PEER_LOST)
+    def _send(self, call: int, signature: int, blob: bytes) -> None:
+        message = [write_header(call, signature, blob)]
         with self._changed:
-            self._changed.notify_all()
-            flight = self._flying
-        if flight is not None and self._gone[peer] == PEER_LOST and flight.lost(peer, _GRACE):
-            self._stuck.add(peer)
+            for peer in self._peers:
+                self.wires.send(peer, message)
+
+    def _send_held(self, flight: NetworkFlight | None = None) -> None:
+        """Sends the header that was held back, with the bytes of a flight; None: without any, as
+        the call has ended."""
+        if self._held is None:
+            return
+        call, signature, blob, eager = self._held
+        self._held = None
+        if flight is None:
+            self._send(call, signature, blob)
+            return
+        parts = eagerly.pack(flight.program.transfers, flight.view)
+        with self._changed:
+            for peer in self._peers:
+                own = parts.get(peer, ())
+                size = sum(part.nbytes for part in own)
+                head = write_header(call, signature, blob, eager, size)
+                self.wires.send(peer, [head, *(part.data for part in own)])
+
+    def _receive(self, call: int, seconds: float) -> None:
+        """Waits for headers of a call, and sends what is left of this rank's own."""
+        headers = self._headers.get(call, {})
+        missing = [peer for peer in self._peers if peer not in headers and peer not in self._gone]
+        ready = self.wires.wait(missing, seconds)
+        with self._changed:
+            self.wires.flush()
+            for peer in ready:
+                self._read(peer)
+
+    def _read(self, peer: int) -> None:
+        """Takes the next message of a peer, if it is complete."""
+        found = self.wires.read(peer)
+        if isinstance(found, int):
+            self._gone[peer] = found
+        elif found is not None:
+            self._note(found[0], peer, found[1])
+
+    def _look(self, flight: NetworkFlight) -> None:
+        """Notices peers that have closed their connections while a call waits for its transfers."""
+        there = [peer for peer in self._peers if peer not in self._gone]
+        for peer in self.wires.wait(there, 0.0, closed=True):
+            with self._changed:
+                while peer not in self._gone:
+                    self._read(peer)
+            if self._gone[peer] == PEER_LOST and flight.lost(peer, _GRACE):
+                self._stuck.add(peer)
 
     def _note(self, call: int, rank: int, header: Header) -> None:
-        """Keeps a header. The last header of a call starts its flight."""
+        """Keeps a header."""
         self._headers.setdefault(call, {})[rank] = header
         self._entered[rank] = call
-        flight = self._waiting
-        if flight is not None and flight.call == call and self._complete(call):
-            self._waiting = None
-            self._start(flight)
-        self._changed.notify_all()
 
-    def _start(self, flight: NetworkFlight, computes: bool = False) -> None:
+    def _start(self, flight: NetworkFlight, computes: bool) -> None:
         """Starts a flight if the headers, which have all arrived, are those that it was made for.
         computes: whether this is a compute thread, which does not post transfers itself (see
         `Poster`)."""
@@ -174,20 +159,43 @@ class NetworkNative:
         if eager and all(header.eager == eager for header in headers.values()):
             came = {peer: headers[peer].payload for peer in self._peers}
         if computes and came is None and flight.program.transfers:
-            self._starting = flight
-            self._poster.push(self._start_here)
+            self._start_by_thread(flight)
         else:
             flight.start(self._lane, came)
 
-    def _start_here(self) -> None:
-        with self._changed:
-            flight, self._starting = self._starting, None
-            if flight is not None and not flight.cancelled:
-                flight.start(self._lane)
-            self._changed.notify_all()
+    def _start_by_thread(self, flight: NetworkFlight) -> None:
+        self._starting = flight
+        self._poster.push(lambda: self._meet_and_start(flight))
+
+    def _meet_and_start(self, flight: NetworkFlight) -> None:
+        """Reads the headers of a call until all have come, and starts its flight."""
+        while True:
+            with self._changed:
+                if self._starting is not flight:
+                    return
+                met = self._complete(flight.call)
+                if met or self._hopeless(flight.call, flight.deadline) is not None:
+                    if met:
+                        self._start(flight, computes=False)
+                    self._starting = None
+                    self._changed.notify_all()
+                    return
+            self._receive(flight.call, _SLICE)
 
     def _complete(self, call: int) -> bool:
-        return len(self._headers.get(call, ())) == self._world
+        """Whether this rank has all headers of a call, and its own are on their way."""
+        return len(self._headers.get(call, ())) == self._world and not self.wires.unsent
+
+    def _hopeless(self, call: int, deadline: int) -> Outcome | None:
+        """Why no more headers of a call will come, or None."""
+        headers = self._headers.get(call, {})
+        missing = [rank for rank in self._peers if rank not in headers]
+        for rank in missing:
+            if rank in self._gone:
+                return (self._gone[rank], rank)
+        if _native.now_ns() > deadline:
+            return (TIMEOUT, next(iter([*missing, *self.wires.unsent]), -1))
+        return None
 
     def _agrees(self, call: int, signatures: Sequence[int]) -> bool:
         headers = self._headers[call]
@@ -195,21 +203,28 @@ class NetworkNative:
 
     def agree(self, call: int, signatures: Sequence[int], deadline: int) -> Outcome:
         until = time.monotonic() + _SLICE
-        with self._changed:
-            while self._starting is not None or not self._complete(call):
-                headers = self._headers.get(call, {})
-                missing = [rank for rank in self._peers if rank not in headers]
-                for rank in missing:
-                    if rank in self._gone:
-                        return (self._gone[rank], rank)
-                if missing and _native.now_ns() > deadline:
-                    return (TIMEOUT, missing[0])
+        self._send_held(self._waiting)
+        while True:
+            with self._changed:
+                if self._starting is None and self._complete(call):
+                    flight, self._waiting = self._waiting, None
+                    if flight is not None:
+                        self._start(flight, computes=True)
+                if self._starting is None:
+                    if self._complete(call):
+                        break
+                    hopeless = self._hopeless(call, deadline)
+                    if hopeless is not None:
+                        return hopeless
                 left = until - time.monotonic()
                 if left <= 0:
                     return (AGAIN, -1)
-                self._changed.wait(left)
-            if signatures and not self._agrees(call, signatures):
-                return (DISAGREE, -1)
+                if self._starting is not None:
+                    self._changed.wait(left)
+                    continue
+            self._receive(call, left)
+        if signatures and not self._agrees(call, signatures):
+            return (DISAGREE, -1)
         return (OK, -1)
 
     def header(self, call: int, rank: int) -> bytes:
@@ -229,7 +244,8 @@ class NetworkNative:
         signatures: Sequence[int],
         record: bool,
     ) -> NetworkFlight:
-        """A flight that starts as soon as all headers are known to agree."""
+        """A flight that starts as soon as all headers are known to agree. If compute has nothing to
+        do before that, it reads them itself."""
         inside = [signatures[rank] for rank in self._members]
         flight = NetworkFlight(
             self.inner,
@@ -242,12 +258,12 @@ class NetworkNative:
             inside,
             record,
         )
-        with self._changed:
-            self._flying = flight
-            if not self._complete(call):
-                self._waiting = flight
-            else:
-                self._start(flight, computes=True)
+        if self._held is not None and not program.late:
+            self._send_held(flight)
+        if program.serial and program.eager:
+            self._waiting = flight
+        else:
+            self._start_by_thread(flight)
         return flight
 
     def _lane(self, peer: int, sends: bool) -> Poster:
@@ -270,7 +286,7 @@ class NetworkNative:
         if flight.inner is None:
             return flight.outcome
         if flight.cancelled and flight.left:
-            self.transport.abort()
+            self._disconnect()
             with flight.changed:
                 flight.changed.wait_for(lambda: flight.left == 0, _GRACE)
             if flight.left:
@@ -278,11 +294,11 @@ class NetworkNative:
                 flight.forget()
         with flight.changed:
             flight.changed.wait_for(lambda: flight.left == 0, _SLICE)
-            if flight.left:
-                if not flight.cancelled and flight.outcome[0] != OK:
-                    return flight.outcome
-                return (AGAIN, -1)
-        self._flying = None
+        if flight.left:
+            self._look(flight)
+            if not flight.cancelled and flight.outcome[0] != OK:
+                return flight.outcome
+            return (AGAIN, -1)
         inside = self.inner.finish(flight.inner)
         return flight.outcome if flight.outcome[0] != OK else inside
 
@@ -302,6 +318,8 @@ class NetworkNative:
     def _first_hand(self, flight: NetworkFlight, outcome: Outcome) -> Outcome:
         """Translates the rank in an outcome from its number in the machine to that in the group. If
         a transfer failed, its own outcome, which names the peer, takes precedence."""
+        if outcome[0] == AGAIN:
+            self._look(flight)
         if outcome[0] in (OK, AGAIN, CANCELLED):
             return outcome
         if flight.outcome[0] != OK:
@@ -340,6 +358,7 @@ class NetworkNative:
         return self.inner.signal(call, counter, rings)
 
     def done(self, call: int) -> Outcome:
+        self._send_held()
         return self._of_group(self.inner.done(call))
 
     def wait_released(self, call: int, deadline: int) -> Outcome:
@@ -351,7 +370,12 @@ class NetworkNative:
         """Ends the group for this rank. Closing the connections informs its peers."""
         self._failed_in = call
         self.inner.fail(call, why)
+        self._disconnect()
+
+    def _disconnect(self) -> None:
+        """Closes all connections. Transfers fail here and on the peers."""
         self.transport.abort()
+        self.wires.close()
 
     def failed(self, rank: int) -> int:
         if rank == self._rank:
@@ -366,14 +390,11 @@ class NetworkNative:
         self.inner.leave()
         if not self.transport.aborted:
             self._send(BYE, 0, b"")
-            self._poster.close()
-            for work in self._sent[-1][1] if self._sent else ():
-                with suppress(RuntimeError):
-                    wait(work, 1.0)
-        self.transport.abort()
-        self._poster.close(wait=False)
-        for listener in self._listeners:
-            listener.join(timeout=5.0)
+            until = time.monotonic() + 1.0
+            while self.wires.unsent and time.monotonic() < until:
+                self._receive(BYE, _SLICE)
+        self._disconnect()
+        self._poster.close()
         for (peer, _), lane in self._lanes.items():
             lane.close(wait=peer not in self._stuck)
         self._lanes.clear()

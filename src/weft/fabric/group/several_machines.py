@@ -12,7 +12,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -20,6 +20,7 @@ import torch.distributed as dist
 from weft.errors import Error, PeerLost, Timeout, Unsupported
 from weft.fabric import _native
 from weft.fabric.group import eager
+from weft.fabric.group.connecting import Door
 from weft.fabric.group.network_native import NetworkNative
 from weft.fabric.group.transfers import NetworkProgram
 from weft.fabric.group.transport import connect_seconds, open_transport
@@ -34,6 +35,8 @@ from weft.plan.tasks import Plan, Plannable
 from weft.plan.two_level_gathering import RELAY
 from weft.schedule import Schedule
 from weft.strategy import Strategy
+
+T = TypeVar("T")
 
 CAN = Capabilities("group", adaptive=True, two_level=True, paced=True)
 
@@ -70,22 +73,26 @@ class SeveralMachines:
             self._relay = self.heap.allocate(heap_span() // 2)
         number = number_of(group)
         self._notes = f"weft/notes/{number}"
-        error, transport = "", None
         others = [rank for rank in range(world) if rank != self._rank]
-        try:
-            transport = open_transport(
-                group, f"weft/network/{number}", deadline, lambda: look_after(group, others)
-            )
-        except Unsupported as failure:
-            error = str(failure)
+
+        def look() -> None:
+            look_after(group, others)
+
         # A rank may fail to connect late, and the others should raise its error.
-        limit = deadline + connect_seconds(deadline)
-        answers = exchange(group, range(world), "connected", {"error": error}, limit)
-        for rank, card in enumerate(answers):
-            if card["error"]:
-                raise Unsupported(f"rank {rank} {card['error']}")
+        seconds = connect_seconds(deadline)
+        limit = deadline + seconds
+        name, door = f"weft/network/{number}", Door(world)
+        try:
+            transport, error = _or_why(lambda: open_transport(group, name, deadline, look))
+            doors = exchange(group, range(world), "connected", {"error": error, **door.card}, limit)
+            _refuse_if_one(doors)
+            wires, error = _or_why(lambda: door.connect(self._rank, doors, seconds, look))
+        finally:
+            door.close()
+        _refuse_if_one(exchange(group, range(world), "wired", {"error": error}, limit))
         assert transport is not None
-        self.native = NetworkNative(self.heap, transport, self._rank, world, self.members)
+        assert wires is not None
+        self.native = NetworkNative(self.heap, transport, wires, self._rank, world, self.members)
 
     def channels(self) -> tuple[_native.Channel, _native.Messages]:
         raise Unsupported(
@@ -118,13 +125,8 @@ class SeveralMachines:
         offsets: Sequence[int],
         blob: bytes,
         program: Any,
-        inputs: Mapping[str, torch.Tensor],
     ) -> None:
-        if program is not None and program.eager:
-            payloads = eager.pack(program.transfers, inputs)
-            self.native.enter(call, signature, offsets, blob, program.eager, payloads)
-        else:
-            self.native.enter(call, signature, offsets, blob)
+        self.native.enter(call, signature, offsets, blob, 0 if program is None else program.eager)
 
     def launch(
         self,
@@ -146,7 +148,7 @@ class SeveralMachines:
         begin = (call % 2) * half
         memory = torch.from_numpy(self._relay.array())[begin : begin + half]
         offset = self._relay.offset + begin
-        return {RELAY: SharedBlock(offset, memory, memory.data_ptr(), memory.numel())}
+        return {RELAY: SharedBlock.of(memory, offset)}
 
     # -- faults ------------------------------------------------------------------------------------
 
@@ -196,6 +198,21 @@ class SeveralMachines:
     def close(self) -> None:
         self.native.leave()
         self._relay = None
+
+
+def _or_why(connect: Callable[[], T]) -> tuple[T | None, str]:
+    """The connections, or why there are none."""
+    try:
+        return connect(), ""
+    except Unsupported as failure:
+        return None, str(failure)
+
+
+def _refuse_if_one(cards: Sequence[Mapping[str, Any]]) -> None:
+    """Raises the error of the first rank that has one, on every rank."""
+    for rank, card in enumerate(cards):
+        if card["error"]:
+            raise Unsupported(f"rank {rank} {card['error']}")
 
 
 def _nodes(machines: Sequence[str], flat: bool) -> tuple[int, ...]:

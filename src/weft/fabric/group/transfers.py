@@ -33,9 +33,6 @@ from weft.plan.tasks import Region
 
 Payload = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
 
-FIRST_TAG = 1
-"""The tag of task 0. Tag 0 is that of headers."""
-
 
 @dataclass(frozen=True)
 class NetworkProgram:
@@ -46,6 +43,11 @@ class NetworkProgram:
     serial: bool = False
     eager: int = 0
     """The number of the plan if its bytes travel with the headers, else 0: see `eager.py`."""
+
+    @property
+    def late(self) -> bool:
+        """Whether some of its sends wait for products."""
+        return any(transfer.sends and transfer.waits for transfer in self.transfers)
 
     def by_lane(self) -> dict[tuple[int, bool], list[Transfer]]:
         """The transfers of every (peer, whether they are sent), in the order of the plan."""
@@ -158,7 +160,7 @@ class NetworkFlight:
         for transfer in self.program.transfers:
             if transfer.sends:
                 continue
-            view = self._view(transfer)
+            view = self.view(transfer)
             begin = at[transfer.peer]
             at[transfer.peer] += view.nbytes
             flat = came[transfer.peer][begin : begin + view.nbytes]
@@ -168,7 +170,7 @@ class NetworkFlight:
             if transfer.counter >= 0:
                 self.native.signal(self.call, transfer.counter, transfer.rings)
 
-    def _view(self, transfer: Transfer) -> torch.Tensor:
+    def view(self, transfer: Transfer) -> torch.Tensor:
         return view_of(self.tensors[transfer.buffer], transfer.region)
 
     def fail(self, code: int, rank: int) -> None:
@@ -265,8 +267,8 @@ class NetworkFlight:
                 raise _Stopped
 
     def _post(self, transfer: Transfer) -> _UnderWay:
-        view = self._view(transfer)
-        tag = FIRST_TAG + transfer.task
+        view = self.view(transfer)
+        tag = transfer.task
         flat = view if view.is_contiguous() else torch.empty_like(view).contiguous()
         if transfer.sends:
             if flat is not view:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -61,7 +61,6 @@ class OneMachine:
         offsets: Sequence[int],
         blob: bytes,
         program: Any,
-        inputs: Mapping[str, torch.Tensor],
     ) -> None:
         self.heap.enter(call, signature, offsets, blob)
 
@@ -75,7 +74,7 @@ class OneMachine:
         record: bool,
     ) -> Any:
         pointers = [tensor.data_ptr() for tensor in tensors]
-        return self.heap.launch(program, call, deadline, pointers, signatures, record)
+        return self.heap.launch(program, call, deadline, pointers, signatures, record, True)
 
     def relays(self, call: int) -> dict[str, SharedBlock]:
         return {}
