@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from weft.operation import find
 from weft.plan.blocks import SMALLEST, Block, Taper, cut_blocks, depth_of
-from weft.plan.tasks import Copy
-from weft.schedule import Schedule
 
 TAPERS: tuple[Taper, ...] = ("none", "opening", "closing")
 SIZES = (
@@ -62,15 +59,3 @@ def test_small_products_are_not_cut_finer(taper: Taper) -> None:
     assert cut_blocks(64, 64, 4, taper) == cut_blocks(64, 64, 4)
     assert min(map(area, cut_blocks(512, 256, 4, taper))) >= SMALLEST
     assert len(cut_blocks(4096, 4096, 1, taper)) == 1
-
-
-@pytest.mark.parametrize("name", ["all_gather_matmul", "all_to_all_matmul"])
-def test_the_last_chunk_that_arrives_is_small(name: str) -> None:
-    def rows(schedule: str, m: int) -> list[int]:
-        plan = find(name).of(m, 64, 64, 2).lower(Schedule.parse(schedule))
-        return [t.source.rows for t in plan.tasks if isinstance(t, Copy) and t.rank == 0]
-
-    assert rows("adaptive@dma", 2048) == [32] * 31 + [16, 16]
-    assert rows("adaptive:4@dma", 2048) == [256] * 4
-    assert rows("adaptive@dma", 256) == [16] * 7 + [8, 8]
-    assert rows("hetero-unfused-1d:4@dma", 2048) == [256] * 4
