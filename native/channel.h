@@ -36,9 +36,9 @@ struct Facts {
 // group have the same, and change them only when no collective is under way.
 struct Tuning {
   uint64_t small = kSmallBytes;      // what travels with an announcement, at most as much as fits
-  uint64_t least_chunk = 16 << 10;   // chunks of a ring are a part of the message between these
+  uint64_t least_chunk = 32 << 10;   // chunks of a ring are a part of the message between these
   uint64_t most_chunk = kChunkBytes;
-  uint64_t slots = kRingBytes / 64;  // chunks of a ring that are in use at once, at most
+  uint64_t shared_chunk = 64 << 10;  // the same at most where all ranks read one ring
   uint64_t stream = 8 << 20;         // results from this size on go past the cache
 };
 

@@ -26,7 +26,6 @@ uint32_t Channel::signature(const Job& job) const {
   mix(reduces(job.kind) ? uint64_t(job.reduction) : 0);
   mix(uint64_t(job.root) << 1 | job.uneven);
   mix(job.chunk);
-  mix(job.slots);
   mix(tuning_.small);
   for (const uint64_t size : job.sizes) mix(size);
   for (const uint64_t header : job.expected) mix(header);
@@ -68,7 +67,9 @@ uint64_t Channel::chunk_of(const Job& job) const {
   const uint64_t most = *std::max_element(job.sizes.begin(), job.sizes.end());
   const uint64_t message = job.kind == Kind::all_reduce ? most / uint64_t(world_) : most;
   const uint64_t lines = (message / kParts + 63) / 64;
-  return std::clamp(lines * 64, tuning_.least_chunk, tuning_.most_chunk);
+  const bool shared = job.kind == Kind::all_gather || job.kind == Kind::broadcast;
+  const uint64_t limit = shared ? tuning_.shared_chunk : tuning_.most_chunk;
+  return std::clamp(lines * 64, std::min(tuning_.least_chunk, limit), limit);
 }
 
 // Whether the input can be read by peers where it is.
@@ -94,7 +95,6 @@ void Channel::announce(Job& job) {
   job.chunk = chunk_of(job);
   job.bounded = !job.call && piece < job.chunk;  // in a call the headers agree, not the links
   if (job.bounded) job.chunk = piece;
-  job.slots = std::min(tuning_.slots, kRingBytes / job.chunk);
   Announcement& own = of(rank_).announcements[job.number % 2];
   char* data = own.data;
   own.place = 0;

@@ -201,7 +201,7 @@ void bind_channel(nb::module_& m) {
   m.attr("SMALL_BYTES") = kSmallBytes;
   m.attr("LEAST_CHUNK_BYTES") = Tuning{}.least_chunk;
   m.attr("MOST_CHUNK_BYTES") = Tuning{}.most_chunk;
-  m.attr("SLOTS") = Tuning{}.slots;
+  m.attr("SHARED_CHUNK_BYTES") = Tuning{}.shared_chunk;
   m.attr("STREAM_BYTES") = Tuning{}.stream;
 
   m.def("can_reduce",
@@ -233,12 +233,12 @@ void bind_channel(nb::module_& m) {
       .def("exchange", &exchange)
       .def("last", &Channel::last)
       .def("tune",
-           [](Channel& c, uint64_t small, uint64_t least, uint64_t most, uint64_t slots,
+           [](Channel& c, uint64_t small, uint64_t least, uint64_t most, uint64_t shared,
               uint64_t stream) {
              const bool lines = least > 0 && least % 64 == 0 && most % 64 == 0 && small % 64 == 0;
-             if (!lines || slots < 1 || least > most || most > kChunkBytes || small > kSmallBytes)
+             if (!lines || shared == 0 || shared % 64 || shared > most || least > most || most > kChunkBytes || small > kSmallBytes)
                throw nb::value_error("small and chunks must be whole lines, and fit");
-             c.tune({small, least, most, slots, stream});
+             c.tune({small, least, most, shared, stream});
            })
       .def(
           "alike",  // a collective in which all ranks have the same sizes, in one call where quick

@@ -17,8 +17,10 @@ uint64_t part(uint64_t bytes, int rank, int world) {
 // A ring is empty when a collective begins: every rank has taken all chunks of the one before when it
 // announces the next. So each has chunks of its own size, from the first line of the ring on, which is
 // the most likely one to be in a cache.
+uint64_t slots(const Job& job) { return kRingBytes / job.chunk; }
+
 char* slot_of(const Job& job, Ring& ring, uint64_t at) {
-  return ring.bytes + at / job.chunk % job.slots * job.chunk;
+  return ring.bytes + at / job.chunk % slots(job) * job.chunk;
 }
 
 }  // namespace
@@ -189,7 +191,7 @@ bool Channel::send(Job& job, Sending& s) {
   if (s.made && *s.made < s.at + size) return false;
   Ring& ring = *s.port.ring;
   for (const int r : s.readers)
-    if (ring.taken[r].value.load(std::memory_order_acquire) + job.slots <= count) return false;
+    if (ring.taken[r].value.load(std::memory_order_acquire) + slots(job) <= count) return false;
   char* slot = slot_of(job, ring, s.at);
   const int64_t begun = job.record ? now_ns() : 0;
   if (s.also) {

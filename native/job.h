@@ -100,7 +100,6 @@ struct Job {
   int64_t deadline = 0;
   int corrupt = -1;  // a rank whose announcement speaks of memory that it does not have
   uint64_t chunk = 0;     // of rings; where it is the last, it may be shorter
-  uint64_t slots = 1;     // how many of them a ring holds
   bool bounded = false;   // whether a paced link bounds the chunk
   bool streaming = false;
   int threads = 1;        // that move and add its bytes: as many as the thread has that works at it

@@ -42,11 +42,11 @@ SIZES = (
     _native.SMALL_BYTES,
     _native.LEAST_CHUNK_BYTES,
     _native.MOST_CHUNK_BYTES,
-    _native.SLOTS,
+    _native.SHARED_CHUNK_BYTES,
     _native.STREAM_BYTES,
 )
-"""Bytes that travel with the announcement; of a chunk at least and at most; how many chunks a ring
-has in use at most; and bytes of a result from which on it bypasses the cache."""
+"""Bytes that travel with the announcement; of a chunk at least and at most, and at most where
+all ranks read one ring; and of a result from which on it bypasses the cache."""
 
 FOREVER = 2**63 - 1
 _world = dist.distributed_c10d._world

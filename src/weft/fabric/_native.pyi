@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 VERSION: str
 MAX_WORLD: int
-MAX_SLOTS: int
+MAX_SHARED_CHUNK_BYTES: int
 MAX_COUNTERS: int
 MAX_BLOB: int
 
@@ -168,7 +168,7 @@ class Channel:
     ) -> Job | None: ...
     def last(self) -> Facts: ...
     def tune(
-        self, small: int, least_chunk: int, most_chunk: int, slots: int, stream: int, /
+        self, small: int, least_chunk: int, most_chunk: int, shared_chunk: int, stream: int, /
     ) -> None: ...
     def alike(
         self,
