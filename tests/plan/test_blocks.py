@@ -81,9 +81,7 @@ def test_the_last_chunk_that_arrives_is_small(name: str) -> None:
 
 @pytest.mark.parametrize("world", [2, 3, 8])
 @pytest.mark.parametrize("size", SIZES)
-def test_growing_blocks_are_one_behind_the_other_and_grow(
-    size: tuple[int, int], world: int
-) -> None:
+def test_growing_blocks_follow_each_other_and_grow(size: tuple[int, int], world: int) -> None:
     rows, columns = size
     blocks = growing_blocks(rows, columns, world)
     assert sum(map(area, blocks)) == rows * columns
