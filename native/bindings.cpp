@@ -12,6 +12,7 @@
 #include <stdexcept>
 
 #include "engine.h"
+#include "moving.h"
 
 void bind_fused(nanobind::module_& m);
 
@@ -118,8 +119,8 @@ NB_MODULE(_native, m) {
   });
 
   nb::class_<Fabric>(m, "Fabric")
-      .def(nb::init<int, int, int, uint64_t, int64_t, int64_t>(), "fd"_a, "rank"_a, "world"_a,
-           "span"_a, "spin_ns"_a, "engine_spin_ns"_a)
+      .def(nb::init<int, int, int, uint64_t, int64_t, int64_t, int>(), "fd"_a, "rank"_a,
+           "world"_a, "span"_a, "spin_ns"_a, "engine_spin_ns"_a, "cores"_a = 1)
       .def("leave", [](Fabric& f) { f.heap().leave(); })
       .def("watch", [](Fabric& f, int rank, int pidfd) { f.heap().watch(rank, pidfd); })
       .def("set_link",
@@ -142,8 +143,10 @@ NB_MODULE(_native, m) {
           [](Fabric&, Block& block, uint64_t source, uint64_t size) {
             if (size > block.size) throw std::length_error("the block is too small");
             if (size == 0) return;  // an empty tensor may have no memory
-            std::memcpy(block.heap->base(block.heap->rank()) + block.offset,
-                        reinterpret_cast<const char*>(source), size);
+            char* to = block.heap->base(block.heap->rank()) + block.offset;
+            const char* from = reinterpret_cast<const char*>(source);
+            by_threads(size < kTeamBytes ? 1 : team_threads(), size,
+                       [&](uint64_t at, uint64_t bytes) { std::memcpy(to + at, from + at, bytes); });
           },
           Unlocked())
       .def("enter",
@@ -178,7 +181,7 @@ NB_MODULE(_native, m) {
       .def("launch",
            [](Fabric& f, std::shared_ptr<Program> program, uint64_t number, int64_t deadline,
               const std::vector<uint64_t>& pointers, const std::vector<uint64_t>& signatures,
-              bool record) {
+              bool record, bool small) {
              auto call = std::make_shared<Call>();
              call->program = std::move(program);
              call->number = number;
@@ -186,9 +189,12 @@ NB_MODULE(_native, m) {
              for (uint64_t p : pointers) call->pointers.push_back(reinterpret_cast<char*>(p));
              call->signatures = signatures;
              call->record = record;
-             f.launch(call);
+             f.launch(call, small);
              return RunningCall{call};
-           })
+           },
+           "program"_a, "number"_a, "deadline"_a, "pointers"_a, "signatures"_a, "record"_a,
+           "small"_a = false)
+      .def("is_small", &Fabric::is_small, "program"_a)
       .def("cancel", [](Fabric&, RunningCall& c) { c.call->cancel.store(true); })
       .def(
           "finish", [](Fabric& f, RunningCall& c) { return result(f.finish(*c.call)); }, Unlocked())

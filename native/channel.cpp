@@ -5,6 +5,7 @@
 #include <chrono>
 
 #include "channel_wait.h"
+#include "moving.h"
 
 namespace weft {
 
@@ -12,6 +13,7 @@ Channel::Channel(Fabric& fabric, int64_t spin_ns, bool crowded, Traffic traffic)
     : fabric_(fabric),
       rank_(fabric.heap().rank()),
       world_(fabric.heap().world()),
+      traffic_(traffic),
       area_{fabric.heap().channels(int(traffic)), world_},
       spin_ns_(spin_ns),
       crowded_(crowded),
@@ -70,6 +72,9 @@ void Channel::loop() {
 void Channel::run(std::unique_lock<std::mutex>& lock, std::shared_ptr<Job> job, bool patient) {
   busy_ = true;
   lock.unlock();
+  // The channel's own thread runs beside torch's: it leaves their cores to them.
+  const bool large = std::max(total(job->in), total(job->out)) >= kTeamBytes;
+  job->threads = patient || !large || fabric_.links().paced() ? 1 : team_threads();
   const Outcome outcome = work(*job, patient);
   lock.lock();
   busy_ = false;
@@ -122,7 +127,6 @@ bool Channel::withdraw(Job& job) {
   const auto same = [&](const std::shared_ptr<Job>& other) { return other.get() == &job; };
   if (std::none_of(queue_.begin(), queue_.end(), same)) return false;
   if (job.phase != Job::Phase::start) return false;
-  job.chunk = kChunkBytes;
   job.words = describe(job);
   job.kind = Kind::refused;
   job.withdrawn = true;
@@ -155,6 +159,7 @@ void Channel::conclude(Job& job, Outcome outcome) {
     last_.out = total(job.out);
     std::copy(job.came, job.came + kWays, last_.came);
     last_.chunks = job.chunks;
+    last_.chunk_bytes = job.chunk;
     last_.started = job.started;
     last_.ended = job.ended;
   }
@@ -192,6 +197,7 @@ std::vector<int> Channel::late(const Job& job) {
 // A peer that can no longer do its part, if any; of several the cause of the others, as in
 // `Heap::check_peers`.
 Outcome Channel::check_peers(uint64_t number) {
+  if (traffic_ == Traffic::calls) return fabric_.heap().check_peers(number);
   Outcome found;
   int known = 0;
   const auto keep = [&](int near, Code code, int rank) {

@@ -28,17 +28,18 @@ struct Facts {
   bool holds_core = false;
   uint64_t number = 0, item = 1, in = 0, out = 0;
   uint64_t came[kWays] = {};
-  uint64_t chunks = 0;
+  uint64_t chunks = 0, chunk_bytes = 0;
   int64_t started = 0, ended = 0;
 };
 
 // Sizes that say how bytes move. `weft bench channel` measures others beside these; all ranks of a
 // group have the same, and change them only when no collective is under way.
 struct Tuning {
-  uint64_t small = kSmallBytes;  // what travels with an announcement, at most as much as fits
-  uint64_t chunk = kChunkBytes;  // of a ring, which holds a whole number of them
-  uint64_t stream = 8 << 20;     // results from this size on go past the cache
-  uint64_t slots() const { return kRingBytes / chunk; }
+  uint64_t small = kSmallBytes;      // what travels with an announcement, at most as much as fits
+  uint64_t least_chunk = 16 << 10;   // chunks of a ring are a part of the message between these
+  uint64_t most_chunk = kChunkBytes;
+  uint64_t slots = kRingBytes / 64;  // chunks of a ring that are in use at once, at most
+  uint64_t stream = 8 << 20;         // results from this size on go past the cache
 };
 
 class Channel {
@@ -103,6 +104,7 @@ class Channel {
 
   uint32_t signature(const Job& job) const;
   bool small(const Job& job) const;
+  uint64_t chunk_of(const Job& job) const;
   bool exposable(const Job& job) const;
   int overfull(const Job& job) const;
   void send_pair(Job& job, int target, const char* from, uint64_t bytes);
@@ -116,6 +118,7 @@ class Channel {
 
   Fabric& fabric_;
   int rank_, world_;
+  Traffic traffic_;
   ChannelArea area_;
   int64_t spin_ns_;
   bool crowded_;

@@ -26,6 +26,7 @@ uint32_t Channel::signature(const Job& job) const {
   mix(reduces(job.kind) ? uint64_t(job.reduction) : 0);
   mix(uint64_t(job.root) << 1 | job.uneven);
   mix(job.chunk);
+  mix(job.slots);
   mix(tuning_.small);
   for (const uint64_t size : job.sizes) mix(size);
   for (const uint64_t header : job.expected) mix(header);
@@ -59,6 +60,17 @@ bool Channel::small(const Job& job) const {
   }
 }
 
+// A message moves in at least so many chunks, so that its reader begins before its writer ends.
+// Small chunks cost more flags, large ones leave the innermost caches. The same on all ranks.
+uint64_t Channel::chunk_of(const Job& job) const {
+  constexpr uint64_t kParts = 4;
+  if (job.uneven || job.sizes.empty()) return tuning_.most_chunk;
+  const uint64_t most = *std::max_element(job.sizes.begin(), job.sizes.end());
+  const uint64_t message = job.kind == Kind::all_reduce ? most / uint64_t(world_) : most;
+  const uint64_t lines = (message / kParts + 63) / 64;
+  return std::clamp(lines * 64, tuning_.least_chunk, tuning_.most_chunk);
+}
+
 // Whether the input can be read by peers where it is.
 bool Channel::exposable(const Job& job) const {
   if (job.in.empty() || !fabric_.heap().contains(job.in[0].data)) return false;
@@ -78,7 +90,11 @@ void Channel::announce(Job& job) {
   job.started = now_ns();
   job.deadline = later(job.started, job.patience);
   const Links& links = fabric_.links();
-  job.chunk = std::min<uint64_t>(tuning_.chunk, links.piece_bytes() / 64 * 64);
+  const uint64_t piece = links.piece_bytes() / 64 * 64;
+  job.chunk = chunk_of(job);
+  job.bounded = !job.call && piece < job.chunk;  // in a call the headers agree, not the links
+  if (job.bounded) job.chunk = piece;
+  job.slots = std::min(tuning_.slots, kRingBytes / job.chunk);
   Announcement& own = of(rank_).announcements[job.number % 2];
   char* data = own.data;
   own.place = 0;
@@ -254,13 +270,14 @@ Outcome Channel::deliver(Job& job, bool patient) {
   Links& links = fabric_.links();
   if (job.due == 0) {
     const int64_t begun = job.record ? now_ns() : 0;
+    const bool streams = total(job.out) >= tuning_.stream;  // large only if there is one rank
     const char* sources[kMaxWorld];
     uint64_t moved[kMaxWorld] = {};
     for (int s = 0; s < world_; ++s)
       sources[s] = announced(job, s).data + (job.uneven ? splits_bytes(world_) : 0);
     const auto copy = [&](int s, const Piece& to, uint64_t offset, const Piece& own) {
       const char* from = s == rank_ ? own.data : sources[s] + offset;
-      if (from != to.data && to.bytes) move(to.data, from, to.bytes, false);
+      if (from != to.data && to.bytes) move_by(job.threads, to.data, from, to.bytes, streams);
       moved[s] = to.bytes;
     };
     const auto add = [&](const Piece& to, uint64_t offset, const Piece& own) {
@@ -268,7 +285,7 @@ Outcome Channel::deliver(Job& job, bool patient) {
         sources[s] = s == rank_ ? own.data : sources[s] + offset;
         moved[s] = to.bytes;
       }
-      reduce(job.dtype, job.reduction, to.data, sources, world_, to.bytes);
+      reduce_by(job.threads, job.dtype, job.reduction, to.data, sources, world_, to.bytes);
     };
     uint64_t offset = 0;
     switch (job.kind) {

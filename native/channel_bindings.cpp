@@ -193,12 +193,15 @@ void bind_channel(nb::module_& m) {
       .def_ro("bytes_out", &Facts::out)
       .def_prop_ro("came", [](Facts& f) { return std::vector<uint64_t>(f.came, f.came + kWays); })
       .def_ro("chunks", &Facts::chunks)
+      .def_ro("chunk_bytes", &Facts::chunk_bytes)
       .def_ro("started", &Facts::started)
       .def_ro("ended", &Facts::ended);
 
   m.def("learn_tensors", &learn_tensors, "type"_a);
   m.attr("SMALL_BYTES") = kSmallBytes;
-  m.attr("CHUNK_BYTES") = kChunkBytes;
+  m.attr("LEAST_CHUNK_BYTES") = Tuning{}.least_chunk;
+  m.attr("MOST_CHUNK_BYTES") = Tuning{}.most_chunk;
+  m.attr("SLOTS") = Tuning{}.slots;
   m.attr("STREAM_BYTES") = Tuning{}.stream;
 
   m.def("can_reduce",
@@ -230,11 +233,12 @@ void bind_channel(nb::module_& m) {
       .def("exchange", &exchange)
       .def("last", &Channel::last)
       .def("tune",
-           [](Channel& c, uint64_t small, uint64_t chunk, uint64_t stream) {
-             const bool lines = chunk > 0 && chunk % 64 == 0 && small % 64 == 0;
-             if (!lines || chunk > kChunkBytes || small > kSmallBytes)
-               throw nb::value_error("small and chunk must be whole lines, and fit");
-             c.tune({small, chunk, stream});
+           [](Channel& c, uint64_t small, uint64_t least, uint64_t most, uint64_t slots,
+              uint64_t stream) {
+             const bool lines = least > 0 && least % 64 == 0 && most % 64 == 0 && small % 64 == 0;
+             if (!lines || slots < 1 || least > most || most > kChunkBytes || small > kSmallBytes)
+               throw nb::value_error("small and chunks must be whole lines, and fit");
+             c.tune({small, least, most, slots, stream});
            })
       .def(
           "alike",  // a collective in which all ranks have the same sizes, in one call where quick

@@ -14,6 +14,13 @@ uint64_t part(uint64_t bytes, int rank, int world) {
   return std::min(bytes, lines * uint64_t(rank) / uint64_t(world) * 64);
 }
 
+// A ring is empty when a collective begins: every rank has taken all chunks of the one before when it
+// announces the next. So each has chunks of its own size, from the first line of the ring on, which is
+// the most likely one to be in a cache.
+char* slot_of(const Job& job, Ring& ring, uint64_t at) {
+  return ring.bytes + at / job.chunk % job.slots * job.chunk;
+}
+
 }  // namespace
 
 void Channel::send_pair(Job& job, int target, const char* from, uint64_t bytes) {
@@ -182,13 +189,17 @@ bool Channel::send(Job& job, Sending& s) {
   if (s.made && *s.made < s.at + size) return false;
   Ring& ring = *s.port.ring;
   for (const int r : s.readers)
-    if (ring.taken[r].value.load(std::memory_order_acquire) + tuning_.slots() <= count) return false;
-  char* slot = ring.bytes + count % tuning_.slots() * tuning_.chunk;
+    if (ring.taken[r].value.load(std::memory_order_acquire) + job.slots <= count) return false;
+  char* slot = slot_of(job, ring, s.at);
   const int64_t begun = job.record ? now_ns() : 0;
   if (s.also) {
-    move_twice(s.also + s.at, slot, s.from + s.at, size, job.streaming);
+    by_threads(job.threads, size, [&](uint64_t at, uint64_t bytes) {
+      move_twice(s.also + s.at + at, slot + at, s.from + s.at + at, bytes, job.streaming);
+    });
   } else {
-    move_to_peer(slot, s.from + s.at, size);
+    by_threads(job.threads, size, [&](uint64_t at, uint64_t bytes) {
+      move_to_peer(slot + at, s.from + s.at + at, bytes);
+    });
   }
   come_to(Point::channel_post);
   ring.posted.value.store(count + 1, std::memory_order_release);
@@ -208,7 +219,7 @@ bool Channel::arrive(Job& job, Receiving& r) {
   } else {
     Ring& ring = *r.port.ring;
     if (ring.posted.value.load(std::memory_order_acquire) <= *r.port.count) return false;
-    r.here = ring.bytes + *r.port.count % tuning_.slots() * tuning_.chunk;
+    r.here = slot_of(job, ring, r.at);
   }
   const uint64_t size = std::min(job.chunk, r.bytes - r.at);
   Links& links = fabric_.links();
@@ -220,7 +231,7 @@ bool Channel::arrive(Job& job, Receiving& r) {
     r.clock = links.reserve(r.source, rank_, size, from);
     r.due = r.clock + (r.at + size == r.bytes ? links.latency() : 0);
   }
-  if (r.to) move(r.to + r.at, r.here, size, job.streaming);
+  if (r.to) move_by(job.threads, r.to + r.at, r.here, size, job.streaming);
   return true;
 }
 
@@ -255,7 +266,7 @@ bool Channel::add(Job& job) {
   if (job.record)
     for (const Receiving& r : job.receives)
       if (!r.to) job.mark(Act::term, r.source, size, r.begun);
-  reduce(job.dtype, job.reduction, job.sum.data + job.summed, terms, world_, size);
+  reduce_by(job.threads, job.dtype, job.reduction, job.sum.data + job.summed, terms, world_, size);
   if (job.record) job.mark(Act::sum, rank_, size * uint64_t(world_), begun);
   for (Receiving& r : job.receives)
     if (!r.to) take(job, r);
@@ -267,7 +278,7 @@ bool Channel::keep_own(Job& job) {
   if (!job.own_to || job.own_at == job.own.bytes) return false;
   const uint64_t size = std::min(job.chunk, job.own.bytes - job.own_at);
   const int64_t begun = job.record ? now_ns() : 0;
-  move(job.own_to + job.own_at, job.own.data + job.own_at, size, job.streaming);
+  move_by(job.threads, job.own_to + job.own_at, job.own.data + job.own_at, size, job.streaming);
   if (job.record) job.mark(Act::keep, rank_, size, begun);
   job.own_at += size;
   return true;

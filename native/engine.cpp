@@ -7,23 +7,22 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "team.h"
+
 namespace weft {
 namespace {
 
 constexpr int64_t kPause = 20'000'000;  // how often one that is held by a link looks up, in ns
 constexpr int64_t kEngineSpin = 5'000;  // engines share cores with compute: they spin only briefly
 
-void copy_2d(char* target, uint64_t target_pitch, const char* source, uint64_t source_pitch,
-             uint64_t rows, uint64_t row_bytes) {
-  if (target_pitch == row_bytes && source_pitch == row_bytes) {
-    std::memcpy(target, source, rows * row_bytes);
-    return;
-  }
-  for (uint64_t row = 0; row < rows; ++row)
-    std::memcpy(target + row * target_pitch, source + row * source_pitch, row_bytes);
-}
-
 }  // namespace
+
+char* address(Heap& heap, const Call& call, const End& end, const Command& command) {
+  if (end.rank == heap.rank()) return call.pointers[end.buffer] + end.offset;
+  char* buffer =
+      heap.buffer(call.number, end.rank, end.buffer, end.reach(command.rows, command.row_bytes));
+  return buffer ? buffer + end.offset : nullptr;
+}
 
 // A thread that mostly sleeps should run at once when it wakes: ask for exact timers and a short
 // slice, which is what gives a waking thread precedence. Neither needs a privilege; where the kernel
@@ -43,19 +42,23 @@ void become_responsive() {
   syscall(SYS_sched_setattr, 0, &attributes, 0);
 }
 
-Fabric::Fabric(int fd, int rank, int world, uint64_t span, int64_t spin_ns, int64_t engine_spin_ns)
-    : Fabric(std::make_shared<Heap>(fd, rank, world, span), spin_ns, engine_spin_ns) {}
+Fabric::Fabric(int fd, int rank, int world, uint64_t span, int64_t spin_ns, int64_t engine_spin_ns,
+               int cores)
+    : Fabric(std::make_shared<Heap>(fd, rank, world, span), spin_ns, engine_spin_ns, cores) {}
 
-Fabric::Fabric(std::shared_ptr<Heap> heap, int64_t spin_ns, int64_t engine_spin_ns)
+Fabric::Fabric(std::shared_ptr<Heap> heap, int64_t spin_ns, int64_t engine_spin_ns, int cores)
     : heap_(std::move(heap)),
       links_(*heap_),
       spin_ns_(spin_ns),
-      engine_spin_ns_(engine_spin_ns) {}
+      engine_spin_ns_(engine_spin_ns),
+      copiers_(std::make_unique<Copiers>(cores)) {}
 
 Fabric::~Fabric() {
   // The threads of the engines are the parent's: in a forked child there is nobody to stop.
-  if (heap_->forked())
+  if (heap_->forked()) {
     for (auto& [peer, engine] : engines_) engine.release();
+    (void)copiers_.release();
+  }
   engines_.clear();
 }
 
@@ -90,18 +93,25 @@ Outcome Fabric::agree(uint64_t call, const std::vector<uint64_t>& signatures, in
   return heap_->check_results(call);
 }
 
-void Fabric::launch(const std::shared_ptr<Call>& call) {
+void Fabric::launch(const std::shared_ptr<Call>& call, bool small) {
   call->lanes_left.store(int(call->program->lanes.size()));
+  if (small && !call->record && is_small(*call->program)) return begin_small(*call);
+  push(*call);
+}
+
+void Fabric::push(Call& call) {
+  copiers_->leave(torch_threads() + int(call.program->lanes.size()));
   std::lock_guard lock(mutex_);
-  for (const auto& [peer, commands] : call->program->lanes) {
+  for (const auto& [peer, commands] : call.program->lanes) {
     auto& engine = engines_[peer];
     if (!engine) engine = std::make_unique<Engine>(*this, peer);
-    engine->push(call);
+    engine->push(call.shared_from_this());
   }
 }
 
 Outcome Fabric::finish(Call& call) {
   come_to(Point::finish);
+  copy_small(call, nullptr, 0);
   std::unique_lock lock(call.mutex);
   const auto all_ended = [&] { return call.lanes_left.load() == 0; };
   if (call.ended.wait_for(lock, std::chrono::milliseconds(50), all_ended)) return call.outcome;
@@ -114,6 +124,8 @@ Outcome Fabric::finish(Call& call) {
 Outcome Fabric::wait(Call& call, int rank, int counter, int64_t* woken_at) {
   come_to(Point::wait);
   Signal& signal = heap_->control(rank).counters[counter];
+  copy_small(call, &signal, call.number);
+  if (call.cancel.load()) return {Code::cancelled, -1};
   const int64_t spin = rank == heap_->rank() ? engine_spin_ns_ : spin_ns_;
   const Outcome outcome =
       heap_->wait(signal, call.number, call.number, call.deadline, spin, &call.cancel, false);
@@ -124,6 +136,8 @@ Outcome Fabric::wait(Call& call, int rank, int counter, int64_t* woken_at) {
 Outcome Fabric::wait_doorbell(Call& call, uint64_t seen) {
   come_to(Point::wait_doorbell);
   Signal& doorbell = heap_->control(heap_->rank()).doorbell;
+  copy_small(call, &doorbell, seen + 1);
+  if (call.cancel.load()) return {Code::cancelled, -1};
   return heap_->wait(doorbell, seen + 1, call.number, call.deadline, engine_spin_ns_, &call.cancel,
                      false);
 }
@@ -221,7 +235,9 @@ Outcome Engine::run_commands(Call& call) {
   if (outcome.code != Code::ok) return outcome;
   // Nothing of a call was on a link before all ranks were in it, however near the last call was.
   free_at_ = std::max(free_at_, now_ns());
-  for (const Command& command : call.program->lanes.at(peer_)) {
+  const std::vector<Command>& lane = call.program->lanes.at(peer_);
+  for (size_t next = call.made.empty() ? 0 : call.made.at(peer_); next < lane.size(); ++next) {
+    const Command& command = lane[next];
     int64_t not_before = free_at_;
     for (const Wait& wait : command.waits) {
       Signal& signal = heap.control(wait.rank).counters[wait.counter];
@@ -251,18 +267,22 @@ Outcome Engine::run_commands(Call& call) {
 
 Outcome Engine::copy(Call& call, const Command& command, int64_t not_before) {
   const bool empty = command.rows == 0 || command.row_bytes == 0;
-  const char* source = empty ? nullptr : address(call, command.source, command);
+  const char* source = empty ? nullptr : address(fabric_.heap(), call, command.source, command);
   if (!source && !empty) return {Code::corrupt, command.source.rank};
-  char* target = empty ? nullptr : address(call, command.target, command);
+  char* target = empty ? nullptr : address(fabric_.heap(), call, command.target, command);
   if (!target && !empty) return {Code::corrupt, command.target.rank};
   Links& links = fabric_.links();
   const int64_t start = now_ns();
   const bool local = command.source.rank == command.target.rank;
+  const Rows all{target, command.target.pitch, source, command.source.pitch, command.rows,
+                 command.row_bytes};
   if (empty) {
     free_at_ = 0;
-  } else if (!links.paced() || local) {
-    copy_2d(target, command.target.pitch, source, command.source.pitch, command.rows,
-            command.row_bytes);
+  } else if (!links.paced()) {
+    fabric_.copiers().copy(all);
+    free_at_ = 0;
+  } else if (local) {
+    copy_rows(all);
     free_at_ = 0;
   } else {
     const uint64_t rows_at_once =
@@ -271,8 +291,9 @@ Outcome Engine::copy(Call& call, const Command& command, int64_t not_before) {
     for (uint64_t row = 0; row < command.rows; row += rows_at_once) {
       const uint64_t rows = std::min(rows_at_once, command.rows - row);
       end = links.reserve(command.source.rank, command.target.rank, rows * command.row_bytes, end);
-      copy_2d(target + row * command.target.pitch, command.target.pitch,
-              source + row * command.source.pitch, command.source.pitch, rows, command.row_bytes);
+      copy_rows({target + row * command.target.pitch, command.target.pitch,
+                 source + row * command.source.pitch, command.source.pitch, rows,
+                 command.row_bytes});
       const bool last = row + rows == command.rows;
       const int64_t until = end + (last ? links.latency() : 0);
       const Outcome paused = pause(call, until, command.holds_core);
@@ -303,13 +324,6 @@ Outcome Engine::pause(const Call& call, int64_t until, bool holds_core) {
     if (peers.code != Code::ok) return peers;
     if (next == until) return {};
   }
-}
-
-char* Engine::address(const Call& call, const End& end, const Command& command) {
-  if (end.rank == fabric_.heap().rank()) return call.pointers[end.buffer] + end.offset;
-  char* buffer = fabric_.heap().buffer(call.number, end.rank, end.buffer,
-                                       end.reach(command.rows, command.row_bytes));
-  return buffer ? buffer + end.offset : nullptr;
 }
 
 }  // namespace weft

@@ -9,6 +9,7 @@
 #include <memory>
 #include <thread>
 
+#include "copiers.h"
 #include "heap.h"
 #include "links.h"
 
@@ -53,13 +54,17 @@ struct Span {
 };
 
 // One running call: the inputs of its commands, and their outcome.
-struct Call {
+struct Call : std::enable_shared_from_this<Call> {
   std::shared_ptr<const Program> program;
   uint64_t number = 0;
   int64_t deadline = 0;
   std::vector<char*> pointers;       // this rank's buffers
   std::vector<uint64_t> signatures;  // those that the headers must have
   bool record = false;
+
+  // While the thread of the call makes its copies itself (small_copies.cpp):
+  bool small = false, agreed = false;
+  std::map<int, size_t> made;  // by peer: how many commands of the lane that thread has carried out
 
   std::atomic<bool> cancel{false};
   std::atomic<int> lanes_left{0};
@@ -68,6 +73,9 @@ struct Call {
   Outcome outcome;
   std::vector<Span> spans;
 };
+
+// Where an end of a command is; null if a peer's header places it outside of the peer's memory.
+char* address(Heap& heap, const Call& call, const End& end, const Command& command);
 
 // For a thread that mostly sleeps: it should run at once when it wakes.
 void become_responsive();
@@ -78,13 +86,16 @@ class Fabric {
  public:
   // spin_ns: how long to spin for a peer before sleeping. engine_spin_ns: the same for this rank's
   // own engines, which could not run meanwhile if the rank has only one core.
-  Fabric(int fd, int rank, int world, uint64_t span, int64_t spin_ns, int64_t engine_spin_ns);
-  Fabric(std::shared_ptr<Heap> heap, int64_t spin_ns, int64_t engine_spin_ns);
+  // cores: of this rank, for itself.
+  Fabric(int fd, int rank, int world, uint64_t span, int64_t spin_ns, int64_t engine_spin_ns,
+         int cores = 1);
+  Fabric(std::shared_ptr<Heap> heap, int64_t spin_ns, int64_t engine_spin_ns, int cores = 1);
   ~Fabric();
 
   Heap& heap() { return *heap_; }
   std::shared_ptr<Heap> heap_owner() { return heap_; }
   Links& links() { return links_; }
+  Copiers& copiers() { return *copiers_; }
   int64_t spin_ns() const { return spin_ns_; }
 
   // Posts this rank's header: it has entered a call, with buffers at these offsets.
@@ -94,7 +105,12 @@ class Fabric {
   Outcome agree(uint64_t call, const std::vector<uint64_t>& signatures, int64_t deadline,
                 const std::atomic<bool>* cancel = nullptr);
 
-  void launch(const std::shared_ptr<Call>& call);
+  // small: the thread that waits for the call may make its copies itself, if they are small. Only
+  // `wait`, `wait_doorbell` and `finish` may then wait for them.
+  void launch(const std::shared_ptr<Call>& call, bool small = false);
+  // Whether the copies of a program are small, and a waiting thread spins for long enough to make
+  // them. Those of a paced link are made by engines, which keep its time.
+  bool is_small(const Program& program) const;
   // Waits for every command of the call; once it is cancelled, until no engine touches a buffer of
   // the call any more.
   Outcome finish(Call& call);
@@ -113,9 +129,16 @@ class Fabric {
   Outcome wait_released(uint64_t call, int64_t deadline);
 
  private:
+  void push(Call& call);
+  void begin_small(Call& call);
+  void copy_small(Call& call, const Signal* signal, uint64_t target);
+  Outcome advance_small(Call& call);
+  void end_small(Call& call, const Outcome& outcome);
+
   std::shared_ptr<Heap> heap_;
   Links links_;
   int64_t spin_ns_, engine_spin_ns_;
+  std::unique_ptr<Copiers> copiers_;
   std::mutex mutex_;
   std::map<int, std::unique_ptr<Engine>> engines_;
 };
@@ -132,7 +155,6 @@ class Engine {
   Outcome run_commands(Call& call);
   Outcome copy(Call& call, const Command& command, int64_t not_before);
   Outcome pause(const Call& call, int64_t until, bool holds_core);
-  char* address(const Call& call, const End& end, const Command& command);
 
   Fabric& fabric_;
   int peer_;

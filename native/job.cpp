@@ -47,7 +47,7 @@ std::string describe(const Job& job) {
   if (job.kind == Kind::broadcast || job.kind == Kind::gather || job.kind == Kind::scatter ||
       job.kind == Kind::reduce)
     text += ", root " + std::to_string(job.root);
-  if (job.chunk != kChunkBytes) text += ", chunks of " + std::to_string(job.chunk) + " bytes";
+  if (job.bounded) text += ", chunks of " + std::to_string(job.chunk) + " bytes";
   return text + ")";
 }
 

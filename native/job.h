@@ -99,8 +99,11 @@ struct Job {
   std::atomic<uint64_t> number{0};  // another thread may ask who is late
   int64_t deadline = 0;
   int corrupt = -1;  // a rank whose announcement speaks of memory that it does not have
-  uint64_t chunk = 0;
+  uint64_t chunk = 0;     // of rings; where it is the last, it may be shorter
+  uint64_t slots = 1;     // how many of them a ring holds
+  bool bounded = false;   // whether a paced link bounds the chunk
   bool streaming = false;
+  int threads = 1;        // that move and add its bytes: as many as the thread has that works at it
   bool exposed = false;   // peers read this rank's input where it lies
   bool released = false;  // this rank has said that it reads none of theirs any more
   std::vector<Sending> sends;
@@ -127,7 +130,7 @@ struct Job {
   void renew() {
     phase = Phase::start;
     corrupt = -1;
-    uneven = withdrawn = exposed = released = streaming = record = false;
+    uneven = withdrawn = exposed = released = bounded = streaming = record = false;
     for (uint64_t& bytes : came) bytes = 0;
     chunks = 0;
     marks.clear();

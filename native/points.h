@@ -17,6 +17,8 @@ namespace weft {
   POINT(hold) POINT(finish) POINT(done) POINT(wait_released)                      \
   /* its copy engines */                                                          \
   POINT(engine_wait) POINT(engine_copy) POINT(engine_pause) POINT(engine_signal)  \
+  /* small copies of the thread that waits */                                     \
+  POINT(small_copy) POINT(small_signal)                                           \
   /* a kernel that communicates */                                                \
   POINT(kernel_wait) POINT(kernel_signal) POINT(kernel_release)                   \
   /* collectives */                                                               \

@@ -5,6 +5,8 @@
 #include <cstring>
 #include <type_traits>
 
+#include "moving.h"
+
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <immintrin.h>
 #define WEFT_F16C 1
@@ -12,6 +14,8 @@
 
 namespace weft {
 namespace {
+
+constexpr int kMaxSources = 64;
 
 // -- elements: how each dtype is read and written -------------------------------------------------
 
@@ -190,7 +194,7 @@ __attribute__((target("avx2,f16c"))) void sum_halves_f16c(char* out_bytes,
     _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i),
                      _mm256_cvtps_ph(grown, _MM_FROUND_TO_NEAREST_INT));
   }
-  const char* rest[64];
+  const char* rest[kMaxSources];
   for (int s = 0; s < count; ++s) rest[s] = sources[s] + whole * 2;
   reduce_elements<Float16, Sum>(out_bytes + whole * 2, rest, count, (total - whole) * 2, mean);
 }
@@ -266,6 +270,15 @@ void reduce(Dtype dtype, Reduction reduction, char* out, const char* const* sour
     case Dtype::other:
       return;
   }
+}
+
+void reduce_by(int threads, Dtype dtype, Reduction reduction, char* out, const char* const* sources,
+               int count, uint64_t bytes) {
+  by_threads(threads, bytes, [&](uint64_t at, uint64_t size) {
+    const char* here[kMaxSources];
+    for (int s = 0; s < count; ++s) here[s] = sources[s] + at;
+    reduce(dtype, reduction, out + at, here, count, size);
+  });
 }
 
 }  // namespace weft

@@ -18,4 +18,8 @@ bool can_reduce(Dtype dtype, Reduction reduction);
 void reduce(Dtype dtype, Reduction reduction, char* out, const char* const* sources, int count,
             uint64_t bytes);
 
+// The same on several threads, with the same bits: each element is made by one of them, alike.
+void reduce_by(int threads, Dtype dtype, Reduction reduction, char* out, const char* const* sources,
+               int count, uint64_t bytes);
+
 }  // namespace weft

@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 #include <link.h>
 #include <pthread.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -35,17 +36,28 @@ std::string loaded_runtime() {
   return found;
 }
 
-Parallel find_parallel() {
+struct Runtime {
+  Parallel parallel = nullptr;
+  int (*max_threads)() = nullptr;
+};
+
+Runtime find_runtime() {
   const std::string path = loaded_runtime();
-  if (path.empty()) return nullptr;
+  if (path.empty()) return {};
   void* library = dlopen(path.c_str(), RTLD_LAZY | RTLD_NOLOAD);
-  if (!library) return nullptr;
+  if (!library) return {};
   pthread_atfork(nullptr, nullptr, [] { forked.store(true, std::memory_order_relaxed); });
-  return reinterpret_cast<Parallel>(dlsym(library, "GOMP_parallel"));
+  return {reinterpret_cast<Parallel>(dlsym(library, "GOMP_parallel")),
+          reinterpret_cast<int (*)()>(dlsym(library, "omp_get_max_threads"))};
+}
+
+const Runtime& runtime() {
+  static const Runtime found = find_runtime();  // torch is loaded before any call
+  return found;
 }
 
 Parallel parallel() {
-  static const Parallel found = find_parallel();  // torch is loaded before any call
+  const Parallel found = runtime().parallel;
   return forked.load(std::memory_order_relaxed) ? nullptr : found;
 }
 
@@ -75,6 +87,13 @@ struct Team {
 }  // namespace
 
 bool has_team() { return parallel() != nullptr; }
+
+int torch_threads() {
+  if (!has_team() || !runtime().max_threads) return 1;
+  return std::max(1, runtime().max_threads());
+}
+
+int team_threads() { return gettid() == getpid() ? torch_threads() : 1; }
 
 void run_parts(int threads, size_t parts, void (*part)(void*, size_t), void* data) {
   const Parallel run = threads > 1 && parts > 1 ? parallel() : nullptr;

@@ -27,6 +27,13 @@ void in_parts(int threads, size_t parts, const Part& part) {
 // Whether a team can be had in this process.
 bool has_team();
 
+// How many threads torch's operators use if this thread calls them; 1 where there is no team.
+int torch_threads();
+
+// The same for weft's own work in this thread: 1 in any other thread than the process's first. A thread
+// that only communicates must not start a second team, which would compete with the one that computes.
+int team_threads();
+
 constexpr uint64_t kPartBytes = 128 << 10;  // to read or write: far more than it takes to hand a part out
 
 // Calls block(first, units) for blocks of consecutive units, each with so many bytes to read, that

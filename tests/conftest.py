@@ -24,6 +24,18 @@ def pytest_unconfigure() -> None:
     shutil.rmtree(_CACHE, ignore_errors=True)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def forked_launch():
+    """Measurements in this process fork their ranks."""
+    import forked_launch
+
+    from weft.measure import rank_processes
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rank_processes, "_start", forked_launch.start)
+        yield
+
+
 @pytest.fixture(scope="session")
 def pools():
     """Pools of rank processes, one per world size and environment, for all tests."""

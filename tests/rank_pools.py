@@ -47,7 +47,7 @@ PATIENCE = float(os.environ.get("WEFT_TEST_PATIENCE", "1"))
 POOLS = int(os.environ.get("WEFT_TEST_POOLS", "100"))
 """How many pools wait for the next test at most; under a sanitizer, a rank takes much memory."""
 
-IMPORTED = ("torch", "torch.distributed", "weft")
+IMPORTED = ("torch", "torch.distributed", "weft", "weft.measure.rank_process")
 """What every server has imported."""
 
 _PR_SET_PDEATHSIG = 1

@@ -34,8 +34,9 @@ python docs/generate/benchmarks.py         # write the page again from the store
 
 Each section names when and where it was measured. A `+` behind a commit means that the source had
 changes that were not committed. The results are stored beside this page, as `benchmarks/NAME.json`.
-`network` needs root and iproute2; `collectives` compares with MPICH if mpi4py is installed. The
-other benchmarks need only weft. Times are medians of interleaved arms of one run.
+`network` needs root and iproute2; `collectives` compares with MPICH if mpi4py is installed, and
+with DeepSpeed if that is. The other benchmarks need only weft. Times are medians of interleaved
+arms of one run.
 
 **Share of the possible gain** (`% of ideal` in tables) is 0 % for the time of `serial`, which does
 not overlap, and 100 % for the longer of compute alone and communication alone:

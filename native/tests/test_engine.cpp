@@ -149,12 +149,66 @@ TEST(a_fabric_ends_with_calls_under_way) {
   CHECK(call->outcome.code != Code::ok);
 }
 
+// One rank pulls ten rows of ten bytes from a peer; the thread that waits may make the copy itself.
+std::shared_ptr<Call> small_pull(Ranks& ranks, std::vector<char>& target, std::vector<Wait> waits) {
+  auto program = std::make_shared<Program>();
+  Command command = pull(1, 0, 10, 10, 3);
+  command.waits = std::move(waits);
+  program->lanes[1].push_back(command);
+  auto call = call_of(program, 1, target.data(), 2);
+  ranks[0].enter(1, 1, {0}, "");
+  ranks[0].launch(call, true);
+  return call;
+}
+
+TEST(a_small_copy_is_made_by_the_thread_that_waits_for_it) {
+  Ranks ranks(2, 4 << 20, 20 * kSecond);
+  std::vector<char> target(100);
+  std::fill_n(ranks[1].heap().base(1), 100, char(5));
+  ranks[1].enter(1, 1, {0}, "");
+  auto call = small_pull(ranks, target, {});
+  CHECK(call->small);
+  CHECK_SAME(std::count(target.begin(), target.end(), 5), 0);  // nobody has waited yet
+  CHECK(ranks[0].wait(*call, 0, 3, nullptr).code == Code::ok);
+  CHECK_SAME(std::count(target.begin(), target.end(), 5), 100);
+  CHECK(finish(ranks[0], *call).code == Code::ok);
+}
+
+TEST(engines_take_over_a_small_copy_whose_source_is_late) {
+  Ranks ranks(2);
+  std::vector<char> target(100);
+  std::fill_n(ranks[1].heap().base(1), 100, char(5));
+  auto call = small_pull(ranks, target, {{1, 100}});
+  CHECK(ranks[0].finish(*call).code == Code::again);  // it has spun, and slept for a while
+  CHECK(!call->small);
+  ranks[1].enter(1, 1, {0}, "");
+  CHECK(ranks[0].finish(*call).code == Code::again);
+  ranks[1].heap().control(1).counters[100].set(1);
+  CHECK(finish(ranks[0], *call).code == Code::ok);
+  CHECK_SAME(std::count(target.begin(), target.end(), 5), 100);
+  CHECK_SAME(ranks[0].heap().control(0).counters[3].get(), 1u);
+}
+
+TEST(a_small_copy_is_not_made_if_ranks_disagree_or_the_call_is_cancelled) {
+  for (const bool cancelled : {false, true}) {
+    Ranks ranks(2, 4 << 20, 20 * kSecond);
+    std::vector<char> target(100, 7);
+    ranks[1].enter(1, cancelled ? 1 : 2, {0}, "");
+    auto call = small_pull(ranks, target, {});
+    if (cancelled) call->cancel.store(true);
+    CHECK(ranks[0].wait(*call, 0, 3, nullptr).code == Code::cancelled);
+    CHECK(finish(ranks[0], *call).code == (cancelled ? Code::ok : Code::disagree));
+    CHECK_SAME(std::count(target.begin(), target.end(), 7), 100);
+  }
+}
+
 // Every rank gathers from all others, call after call, without a barrier: two stages take turns, and
 // each copy waits for a counter that the owner sets once it has written its stage.
 TEST(calls_follow_each_other_without_a_barrier) {
   constexpr int kWorld = 3;
   constexpr uint64_t kWords = 700;
   for (const int64_t spin : {int64_t(0), int64_t(50'000)}) {
+    const bool small = spin > 0;  // engines take over from time to time
     Ranks ranks(kWorld, 4 << 20, spin);
     ranks.each([&](int rank, Fabric& fabric) {
       Heap& heap = fabric.heap();
@@ -172,7 +226,7 @@ TEST(calls_follow_each_other_without_a_barrier) {
         const uint64_t stage = stages[number % 2];
         auto call = call_of(program, number, reinterpret_cast<char*>(target.data()), kWorld);
         fabric.enter(number, 1, {stage}, "call");
-        fabric.launch(call);
+        fabric.launch(call, small);
         auto* mine = reinterpret_cast<uint64_t*>(heap.base(rank) + stage);
         for (uint64_t i = 0; i < kWords; ++i) mine[i] = number * 1000 + uint64_t(rank);
         heap.control(rank).counters[100].set(number);

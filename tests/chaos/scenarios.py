@@ -48,6 +48,10 @@ def gathers_from_symmetric_memory() -> None:
     weft.all_gather_matmul(x, torch.ones(50, 8), schedule="hetero-unfused-1d@dma")
 
 
+def gathers_little() -> None:
+    weft.all_gather_matmul(torch.ones(32, 64), torch.ones(64, 64), schedule="adaptive@dma")
+
+
 def scatters_by_engines() -> None:
     x, w = torch.ones(64, 8), torch.ones(8, 500)
     weft.matmul_reduce_scatter(x, w, schedule="hetero-unfused-1d@dma")
@@ -101,6 +105,7 @@ SCENARIOS = {
         (*CALL, "engine_copy", "engine_pause", "engine_signal", "wait_doorbell", "finish"),
         SLOW,
     ),
+    "small copies": Scenario(gathers_little, ("small_copy", "small_signal")),
     "cores": Scenario(gathers_by_cores, ("engine_pause", "wait"), SLOW),
     "symmetric": Scenario(gathers_from_symmetric_memory, ("wait_released",)),
     "scatter": Scenario(scatters_by_engines, ("signal", "engine_wait", "wait"), SLOW),
@@ -110,7 +115,7 @@ SCENARIOS = {
         (*CALL[::2], "announce", "channel_agree", "channel_post", "channel_take", "channel_move"),
     ),
     "serial sum": Scenario(
-        sums_serially, ("enter", "channel_agree", "channel_move", "channel_release"), "200MB/s"
+        sums_serially, ("enter", "channel_agree", "channel_move", "channel_finish"), "200MB/s"
     ),
     "few rows": Scenario(few_rows, (*CALL, "kernel_wait", "kernel_signal")),
     "few rows, paced": Scenario(few_rows, ("kernel_release",), "2MB/s"),

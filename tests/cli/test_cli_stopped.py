@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from weft.benchmarks import Check, Result
-from weft.cli import bench, characterize, explore, judge, run
+from weft.cli import bench, characterize, explore, judge, run, tune
 from weft.errors import keeping
 
 TINY = ("--m", "32", "--n", "64", "--k", "32")
@@ -106,6 +106,23 @@ def test_run_ends_after_the_round_that_is_running(weft: Callable, stopping_at: C
     assert found["schedules"]
     assert "weft: stopping after this round" not in done.stdout
     assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.parametrize("as_json", [True, False], ids=["json", "text"])
+def test_tune_keeps_the_rounds_that_were_finished(
+    as_json: bool, weft: Callable, stopping_at: Callable
+) -> None:
+    stopping_at(tune, 6)
+    arguments = ("--repeat", "10000", *(("--json",) * as_json))
+    done = weft("tune", "all_gather_matmul", *TINY, *arguments)
+    assert done.returncode == 130
+    assert "of 10000 rounds" in done.stderr
+    assert "auto uses" in done.stdout
+    if as_json:
+        found = json.loads(done.stdout)
+        assert found["partial"] is True
+        assert list(found["tuned"]) == [found["operation"]]
+        assert found["times"][found["operation"]]["serial_ms"] > 0
 
 
 def test_bench_shows_what_was_measured(weft: Callable, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,8 +72,8 @@ def test_explain_says_how_a_collective_came(ranks):
     assert maximum.bytes_by_way == {"ring": 1_600_000}
     assert in_place.schedule == "in place"
     assert in_place.bytes_by_engine == {"cores": 280_000}
-    assert exchange.num_tasks == 3  # 600,000 bytes in chunks of 256 KiB
-    assert "ring (in chunks of 256 KiB" in str(exchange)
+    assert exchange.num_tasks == 4  # 600,000 bytes in quarters, in whole lines
+    assert "ring (in chunks of 146.5 KiB" in str(exchange)
     assert operator.operation.startswith("all_gather_matmul")
     assert "announcement" in str(broadcast)
     for told in (gather, maximum, in_place, exchange, broadcast):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -74,20 +75,30 @@ def error_of(function, *arguments):
 # -- faults ----------------------------------------------------------------------------------------
 
 
-def late(known: bool, seconds: float) -> float:
-    """The last rank comes late: results are exact. Gives the seconds of this rank's host."""
-    if known:
-        right(2)
+def late(seconds: float) -> None:
+    """The last rank comes late: results are exact."""
     wanted = want(3)
     dist.barrier()
     if dist.get_rank() == dist.get_world_size() - 1:
         time.sleep(seconds)
-    began = time.monotonic()
+    assert torch.equal(gathers(3).cpu(), wanted)
+    weft.check()
+
+
+def late_to_a_known_call() -> None:
+    """The last rank comes when the call of the first has returned, whose host does not wait."""
+    store = dist.distributed_c10d._get_default_store()
+    right(2)
+    wanted = want(3)
+    dist.barrier()
+    if dist.get_rank() == dist.get_world_size() - 1:
+        store.wait(["returned"], timedelta(seconds=15))
     result = gathers(3)
-    spent = time.monotonic() - began
+    store.set("returned", "")
     assert torch.equal(result.cpu(), wanted)
     weft.check()
-    return spent
+    dist.barrier()
+    store.delete_key("returned")
 
 
 def too_late(known: bool, deadline: float, seconds: float):

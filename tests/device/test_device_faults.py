@@ -13,16 +13,18 @@ from device_calls import (
     killed,
     killed_in_rendezvous,
     late,
+    late_to_a_known_call,
     never_opens,
     too_late,
 )
 
 
-@pytest.mark.parametrize("known", [False, True], ids=["first", "known"])
-def test_a_late_peer_is_waited_for(loom, known):
-    spent = loom(2).run(late, known, 0.4)
-    if known:  # the host of the other rank does not wait for it
-        assert spent[0] < 0.2
+def test_a_late_peer_is_waited_for(loom):
+    loom(2).run(late, 0.4)
+
+
+def test_a_late_peer_of_a_known_call_is_waited_for_by_the_device_alone(loom):
+    loom(2).run(late_to_a_known_call)
 
 
 @pytest.mark.parametrize("known", [False, True], ids=["first", "known"])

@@ -197,6 +197,33 @@ def test_tensors_are_not_kept(ranks):
     ranks(2).run(tensors_are_not_kept)
 
 
+def small_and_large_copies(small, others, large):
+    """Copies of 64 KiB in all are made by the waiting thread, others by engines; explain() says so.
+    Sizes that take turns use the same workspace, whose tensors are kept."""
+    world, w = dist.get_world_size(), torch.ones(8, 3)
+    for _ in range(3):
+        for rows in (small, others, large):
+            x = integers((rows, 8), torch.float32, rows)
+            y = weft.all_gather_matmul(x, w, schedule="hetero-unfused-1d@dma")
+            assert torch.equal(y, product(torch.cat([x] * world), w))
+            if (os.cpu_count() or 1) >= world:  # otherwise waiting threads do not spin
+                assert ("small" in weft.explain().way) == (rows != large)
+            y = weft.matmul_reduce_scatter(
+                torch.cat([x] * world), w, schedule="hetero-unfused-1d@dma"
+            )
+            assert torch.equal(y, world * product(x, w))
+
+
+def test_small_and_large_copies(ranks):
+    ranks(2).run(small_and_large_copies, 64, 2000, 2100)  # 2048 rows of 8 floats are 64 KiB
+
+
+def test_lists_and_values_have_other_keys() -> None:
+    assert key_of("name", "serial", (2, 5, 6)) != key_of("name", "serial", ([5, 6],))
+    assert key_of("name", "serial", ([5], [6])) != key_of("name", "serial", ([5, 6], []))
+    assert key_of("name", "serial", (0, None)) != key_of("name", "serial", ([], None))
+
+
 def test_what_has_no_key() -> None:
     x = torch.ones(2, 3)
     assert key_of("name", "serial", (x, 1, None, [2, 3])) is not None

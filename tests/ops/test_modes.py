@@ -3,11 +3,15 @@ those of one process, and what is not supported is refused while the group goes 
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 import torch.distributed as dist
 from ranks import check_call, integers
 from torch.autograd import forward_ad
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 import weft
 
@@ -194,3 +198,82 @@ def one_rank_transforms():
 
 def test_a_refusal_on_one_rank_reaches_all(ranks):
     ranks(2).run(one_rank_transforms)
+
+
+def recorded_beside_dispatched(name):
+    """Autograd without the dispatcher gives what autograd gives through it: results, gradients,
+    what is saved, and which arguments need a gradient."""
+    call = CALLS[name]
+    for trained_x, trained_w in ((True, True), (True, False), (False, True)):
+        found = []
+        for through in (contextlib.nullcontext, _Seen):
+            x = integers((4, 6), torch.float32, 1).requires_grad_(trained_x)
+            w = integers((6, 8), torch.float32, 2).requires_grad_(trained_w)
+            packed = []
+
+            def pack(tensor, packed=packed):
+                packed.append(tuple(tensor.shape))
+                return tensor
+
+            with through(), torch.autograd.graph.saved_tensors_hooks(pack, lambda one: one):
+                y = call(x, w)
+            (y * torch.arange(y.numel()).view(y.shape)).sum().backward()
+            found.append((y.detach(), x.grad, w.grad, packed))
+        for ours, theirs in zip(found[0][:3], found[1][:3], strict=True):
+            assert (ours is None) == (theirs is None)
+            assert ours is None or torch.equal(ours, theirs)
+        assert found[0][3] == found[1][3]
+
+
+class _Seen(TorchDispatchMode):
+    """Looks at every operator, so that calls go through the dispatcher."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_autograd_without_the_dispatcher(ranks, name):
+    ranks(2).run(recorded_beside_dispatched, name)
+
+
+def checkpointed(name):
+    """A checkpointed call is made again in the backward pass, with the same gradients."""
+    grads = []
+    for run in (CALLS[name], lambda x, w: checkpoint(CALLS[name], x, w, use_reentrant=False)):
+        x = integers((4, 6), torch.float32, 1).requires_grad_()
+        w = integers((6, 8), torch.float32, 2).requires_grad_()
+        (run(x, w) ** 2).sum().backward()
+        grads.append((x.grad, w.grad))
+    assert torch.equal(grads[0][0], grads[1][0])
+    assert torch.equal(grads[0][1], grads[1][1])
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_checkpoint(ranks, name):
+    ranks(2).run(checkpointed, name)
+
+
+def what_a_mode_sees(name):
+    """A mode of torch sees a call that is recorded, and a call that is not."""
+    for grad in (True, False):
+        seen = []
+
+        class Seen(_Seen):
+            def __torch_dispatch__(self, function, types, args=(), kwargs=None, seen=seen):
+                seen.append(str(function))
+                return super().__torch_dispatch__(function, types, args, kwargs)
+
+        with Seen():
+            w = torch.ones(6, 8, requires_grad=grad)
+            torch.ops.weft.matmul_reduce_scatter(
+                torch.ones(4, 6), w, "sum", 0, dist.group.WORLD.group_name
+            )
+            if grad:
+                CALLS[name](torch.ones(4, 6), w)
+        assert sum(one.startswith("weft.") for one in seen) == (2 if grad else 1), seen
+
+
+@pytest.mark.parametrize("name", ["gathered", "reduced"])
+def test_modes_of_torch_see_calls(ranks, name):
+    ranks(2).run(what_a_mode_sees, name)

@@ -217,3 +217,22 @@ def test_in_kernel_is_tried_against_serial(renewed_ranks, kind):
     turns = ["in-kernel@direct"] * CALLS + ["serial@dma"] * CALLS
     assert ran[: 2 * TURNS * CALLS] == turns * TURNS
     assert len(set(ran[2 * TURNS * CALLS :])) == 1  # settled
+
+
+def links_differ() -> str:
+    """A rank whose link is paced does not place its result for kernels."""
+    weft.configure(link="1GB/s" if dist.get_rank() else "memory")
+    try:
+        with pytest.raises(weft.Mismatch) as differ:
+            weft.matmul_all_to_all(torch.ones(4, 8), torch.ones(8, 8), [2, 2], [2, 2])
+    finally:
+        weft.configure(link="memory")
+    y = weft.matmul_all_to_all(torch.ones(4, 8), torch.ones(8, 8), [2, 2], [2, 2])
+    assert (y == 8).all()
+    return str(differ.value)
+
+
+def test_ranks_that_would_place_memory_differently_do_not_go_on(renewed_ranks):
+    first, second = renewed_ranks(2).run(links_differ)
+    assert first == second
+    assert "ranks disagree" in first

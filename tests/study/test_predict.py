@@ -113,13 +113,14 @@ def test_links_are_those_of_the_measurement() -> None:
 
 
 def test_a_prediction_of_a_measurement_made_here() -> None:
-    """A link so slow that it decides alone: then the prediction must hold on any machine."""
+    """A link so slow that it decides alone: then the prediction must hold on any machine. On a busy
+    one for the quickest call of each schedule, which was disturbed least."""
     operation = AllGatherMatmul.of(64, 64, 256, 2)
     schedules = [Schedule.parse(name) for name in ("serial@dma", "adaptive@dma")]
     link = LinkSpec(link=Link(operation.num_bytes(0, 1) / 0.2))
-    found = predict(
-        measure(operation, link, schedules, repeat=3, yardstick=YARDSTICK[1:]), machine()
-    )
+    measured = measure(operation, link, schedules, repeat=3, yardstick=YARDSTICK[1:])
+    quickest = tuple(replace(arm, seconds=min(arm.samples)) for arm in measured.arms)
+    found = predict(replace(measured, arms=quickest), machine())
     assert found.speed > 0
     assert found.median_error_percent < 25
     for forecast in found.forecasts:

@@ -2,7 +2,9 @@
 check them on this machine.
 
     small   the largest message that is sent inside the announcement, next to its flag
-    chunk   the bytes that are posted in a ring at once; a ring holds 512 KiB of chunks
+    chunk   the bytes that are posted in a ring at once, at least and at most: a quarter of the
+            message between these
+    slots   how many chunks of a ring are in use at once, at most; it holds 512 KiB
     stream  the size from which on results bypass the cache
 
 All tunings take turns in one run. Between two calls of one tuning, the calls of others use the
@@ -29,19 +31,20 @@ KIB = (4, 16, 64, 256, 1024, 4096, 16384)
 """KiB of each rank's input."""
 KINDS = ("all_gather", "all_to_all", "all_reduce")
 
-_SMALL, _CHUNK, _STREAM = SIZES
+_SMALL, _LEAST, _MOST, _SLOTS, _STREAM = SIZES
 _NEVER = 2**62
 SHIPPED = "shipped"
-TUNINGS: dict[str, tuple[int, int, int]] = {
-    SHIPPED: (_SMALL, _CHUNK, _STREAM),
-    "small 8K": (8 << 10, _CHUNK, _STREAM),
-    "chunk 32K": (_SMALL, 32 << 10, _STREAM),
-    "chunk 64K": (_SMALL, 64 << 10, _STREAM),
-    "chunk 128K": (_SMALL, 128 << 10, _STREAM),
-    "stream 2M": (_SMALL, _CHUNK, 2 << 20),
-    "no stream": (_SMALL, _CHUNK, _NEVER),
+TUNINGS: dict[str, tuple[int, int, int, int, int]] = {
+    SHIPPED: SIZES,
+    "small 8K": (8 << 10, _LEAST, _MOST, _SLOTS, _STREAM),
+    "chunk 32K": (_SMALL, 32 << 10, 32 << 10, _SLOTS, _STREAM),
+    "chunk 64K": (_SMALL, 64 << 10, 64 << 10, _SLOTS, _STREAM),
+    "chunk 256K": (_SMALL, 256 << 10, 256 << 10, _SLOTS, _STREAM),
+    "2 slots": (_SMALL, _LEAST, _MOST, 2, _STREAM),
+    "stream 2M": (_SMALL, _LEAST, _MOST, _SLOTS, 2 << 20),
+    "no stream": (_SMALL, _LEAST, _MOST, _SLOTS, _NEVER),
 }
-"""Name: (small, chunk, stream) in bytes."""
+"""Name: (small, least chunk, most chunk, slots, stream), in bytes but for slots."""
 
 Samples = dict[tuple[str, int], dict[str, list[float]]]
 

@@ -15,7 +15,7 @@ from weft.benchmarks import Check, Result, part
 from weft.errors import keeping
 from weft.fabric import of
 from weft.measure.launch import Report, launch
-from weft.measure.measurement import interleaved
+from weft.measure.measurement import interleaved, timed
 from weft.measure.plain_arms import NAMES, plain_arms
 from weft.run import session as sessions
 from weft.run.explain import explain_plan
@@ -30,7 +30,7 @@ LAYOUTS = ("w", "w.t()")
 SAMPLE = 0.006
 """The seconds of one sample, about: as many calls as fit, so that the common start does not
 matter."""
-REPEAT, FEW_REPEAT, LONG = 15, 5, 0.01
+REPEAT, FEW_REPEAT, LONG = 13, 5, 0.01
 """The number of rounds, and the same if a call takes longer than LONG seconds."""
 MOST = 1.05
 """The most that a call may take, in times of the faster of the plain compositions."""
@@ -40,7 +40,7 @@ HEADERS = ("operator", "w", "M", "auto is", "auto/plain", "middle half", "serial
 
 
 @dataclass(frozen=True)
-class Found:
+class PlainCase:
     """One case: what `auto` chose, the faster plain composition, and ratios to it in each round."""
 
     name: str
@@ -59,7 +59,7 @@ class Found:
 def run(report: Report) -> Result:
     """Each operator on 2 ranks of one thread, fp32, N = K = 1024, at memory speed. M is the number
     of rows in all, or on every rank for all-to-all. `auto` has settled before it is measured."""
-    found: list[Found] = []
+    found: list[PlainCase] = []
     with keeping(lambda: _result(found) if found else None):
         for number, name in enumerate(NAMES):
             progress = part(report, number, len(NAMES))
@@ -69,14 +69,14 @@ def run(report: Report) -> Result:
 
 def quick(report: Report) -> Result:
     """Two operators with few rows and one layout."""
-    found: list[Found] = []
+    found: list[PlainCase] = []
     for number, name in enumerate(QUICK_NAMES):
         progress = part(report, number, len(QUICK_NAMES))
         found += launch(WORLD, _measure, name, QUICK_ROWS, LAYOUTS[1:], report=progress)[0]
     return _result(found)
 
 
-def _result(found: Sequence[Found]) -> Result:
+def _result(found: Sequence[PlainCase]) -> Result:
     checks = []
     for name in dict.fromkeys(one.name for one in found):
         worst = max((one for one in found if one.name == name), key=lambda one: one.ratio)
@@ -85,7 +85,7 @@ def _result(found: Sequence[Found]) -> Result:
     return Result(HEADERS, [_row(one) for one in found], checks)
 
 
-def _row(found: Found) -> list[str | float | int | None]:
+def _row(found: PlainCase) -> list[str | float | int | None]:
     low, _, high = statistics.quantiles(found.auto, n=4)
     auto, serial = f"{found.ratio:.2f}x", f"{statistics.median(found.serial):.2f}x"
     half = f"{low:.2f}-{high:.2f}"
@@ -95,7 +95,7 @@ def _row(found: Found) -> list[str | float | int | None]:
 
 def _measure(
     report: Report, name: str, all_rows: Sequence[int], layouts: Sequence[str]
-) -> list[Found]:
+) -> list[PlainCase]:
     found = []
     cases = [(m, layout) for m in all_rows for layout in layouts]
     for number, (m, layout) in enumerate(cases):
@@ -104,12 +104,12 @@ def _measure(
     return found
 
 
-def _compare(name: str, m: int, layout: str) -> Found:
+def _compare(name: str, m: int, layout: str) -> PlainCase:
     torch.manual_seed(dist.get_rank())
     w = torch.randn(K, N) if layout == LAYOUTS[0] else torch.randn(N, K).t()
     arms = plain_arms(name, m, w)
     chosen = arms.call(AUTO)
-    _settle(chosen)
+    once = _settle(chosen)
     said = explain_plan()
     assert said is not None
     calls = {AUTO: chosen, SERIAL: arms.call(SERIAL), GLOO: arms.gloo, WEFT: arms.weft}
@@ -117,7 +117,6 @@ def _compare(name: str, m: int, layout: str) -> Found:
     def several(count: int) -> dict[str, Callable[[], None]]:
         return {arm: partial(_repeat, call, count) for arm, call in calls.items()}
 
-    once = min(min(taken) for taken in interleaved(several(1), 2, _silent).values())
     repeat = FEW_REPEAT if once > LONG else REPEAT
     samples = interleaved(several(max(1, round(SAMPLE / once))), repeat, _silent)
     plain = min((GLOO, WEFT), key=lambda arm: statistics.median(samples[arm]))
@@ -125,11 +124,11 @@ def _compare(name: str, m: int, layout: str) -> Found:
     def ratios(arm: str) -> list[float]:
         return [one / other for one, other in zip(samples[arm], samples[plain], strict=True)]
 
-    return Found(name, layout, m, said[1].schedule, plain, ratios(AUTO), ratios(SERIAL))
+    return PlainCase(name, layout, m, said[1].schedule, plain, ratios(AUTO), ratios(SERIAL))
 
 
-def _settle(call: Callable[[], object]) -> None:
-    """Calls `auto` until rank 0 has settled on a schedule."""
+def _settle(call: Callable[[], object]) -> float:
+    """Calls `auto` until rank 0 has settled on a schedule; returns the seconds of a call."""
     guards = auto.of(sessions.of(of(None))).guards
     waiting = torch.ones(1)
     while waiting:
@@ -138,6 +137,9 @@ def _settle(call: Callable[[], object]) -> None:
         waiting[0] = any(not guard.settled for guard in guards.values())
         dist.broadcast(waiting, 0)
     call()  # the first with a choice that is final
+    seconds = torch.tensor(min(timed(call) for _ in range(3)), dtype=torch.float64)
+    dist.all_reduce(seconds, dist.ReduceOp.MAX)
+    return seconds.item()
 
 
 def _repeat(call: Callable[[], object], count: int) -> None:

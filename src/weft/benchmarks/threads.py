@@ -1,5 +1,6 @@
 """Compares weft's own kernels on all threads of a rank with one thread, and with torch on all
-threads: products of few rows, quantised weights, embedding lookups and their gradients, sums."""
+threads: products of few rows, quantised weights, embedding lookups and their gradients, sums, and
+large collectives of one rank, which are copies."""
 
 from __future__ import annotations
 
@@ -24,6 +25,8 @@ PRODUCTS = ((1, 1024, 1024), (1, 2048, 2048), (1, 4096, 4096), (8, 2048, 2048), 
 QUANTISED = ((1, 2048, 2048), (1, 4096, 4096))
 TABLE_ROWS, DIM, BATCH, POOLING = 100_000, 128, 2048, 20
 TERMS, ROWS, COLUMNS = 4, 512, 2048
+COPIED_MIB = (1, 4, 64)
+"""MiB of the inputs of collectives."""
 SAMPLE = 0.008
 """The seconds of one sample, about: as many calls as fit."""
 REPEAT = 15
@@ -124,6 +127,10 @@ def _cases() -> Iterator[Case]:
         yield _quantised(f"{m}x{n}x{k} int8", torch.randn(m, k, generator=make).bfloat16(), n)
     yield from _lookups(make)
     yield _sum(make)
+    for mib in COPIED_MIB:
+        x, y = torch.randn(mib << 18, generator=make), torch.empty(mib << 18)
+        ours = partial(weft.all_gather, x, out=y)
+        yield Case(f"all_gather of {mib} MiB", ours, partial(y.copy_, x))
 
 
 def _product(name: str, x: torch.Tensor, w: torch.Tensor) -> Case:

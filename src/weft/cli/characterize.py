@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -11,17 +10,15 @@ import typer
 
 from weft.cli.console import (
     Json,
-    Stopping,
     console,
+    measured_until_stopped,
     print_json,
     progress,
     say_written,
-    stopped_after,
     until_stopped,
 )
 from weft.files import check_target
 from weft.machine import load, names
-from weft.measure.stopping import stop_file
 from weft.report.characterize_page import (
     HEADERS,
     rows_of,
@@ -60,9 +57,9 @@ def characterize(
     doing = "measuring" if described is None else "simulating"
     with progress(f"{doing} {machine}", quiet=json) as report:
         if described is None:
-            with stop_file() as stop:
-                found = characterize_host(report=report, stop=stop)
-                stopping = stopped_after(_done(found)) if os.path.exists(stop) else Stopping()
+            found, stopping = measured_until_stopped(
+                lambda stop: characterize_host(report=report, stop=stop), _done
+            )
         else:
             found, stopping = until_stopped(partial(simulate, described, report=report), _done)
         if html is not None:

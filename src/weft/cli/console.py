@@ -19,6 +19,7 @@ from weft.dtype import ON_HOST
 from weft.errors import Stopped, Unsupported, nearest
 from weft.fabric.link import TOPOLOGIES, Topology
 from weft.measure.launch import Report
+from weft.measure.stopping import stop_file
 from weft.schedule import Schedule
 from weft.select.decision import AUTO
 
@@ -123,6 +124,16 @@ def until_stopped(work: Callable[[], T], done: Callable[[T], str]) -> tuple[T, S
     except Stopped as stopped:
         found: T = stopped.so_far  # type: ignore[assignment]
         return found, stopped_after(done(found))
+
+
+def measured_until_stopped(
+    work: Callable[[str], T], done: Callable[[T], str]
+) -> tuple[T, Stopping]:
+    """The same for a measurement on ranks, which gets the path of a file: it ends after the round
+    in which Ctrl-C makes the file."""
+    with stop_file() as path:
+        found = work(path)
+        return found, stopped_after(done(found)) if os.path.exists(path) else Stopping()
 
 
 def stopped_after(done: str) -> Stopping:

@@ -10,16 +10,14 @@ import typer
 
 from weft.cli.console import (
     Json,
-    Stopping,
     console,
+    measured_until_stopped,
     print_json,
     progress,
     say_written,
-    stopped_after,
     until_stopped,
 )
 from weft.machine import calibrated, load
-from weft.measure.stopping import stop_file
 from weft.report.judge_page import judged, judgement_page, kind_rows, most_missed
 from weft.report.terminal_table import table
 from weft.study.judge_host import judge_host
@@ -50,15 +48,19 @@ def command(
     Simulated machines take about a minute for 500 scenarios on two cores. `--machine cpu` measures
     instead, about four seconds for each scenario.
     """
+
+    def done(found: Judgement) -> str:
+        return f"{len(found.verdicts)} of {random} scenarios"
+
     with progress(f"judging on {machine}", quiet=json) as report:
         if machine == calibrated.NAME:
-            with stop_file() as stop:
-                judgement, stopping = judge_host(random, seed, report, stop), Stopping()
+            judgement, stopping = measured_until_stopped(
+                partial(judge_host, random, seed, report), done
+            )
         else:
-            work = partial(judge, load(machine), random, seed, report=report)
-            judgement, stopping = until_stopped(work, lambda found: "")
-    if len(judgement.verdicts) < random:
-        stopping = stopped_after(f"{len(judgement.verdicts)} of {random} scenarios")
+            judgement, stopping = until_stopped(
+                partial(judge, load(machine), random, seed, report=report), done
+            )
     if html is not None:
         judgement_page(html, judgement)
     if json:

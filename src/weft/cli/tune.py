@@ -18,6 +18,7 @@ from weft.cli.console import (
     columns_per_rank,
     console,
     dtype_of,
+    measured_until_stopped,
     n_said,
     print_json,
     progress,
@@ -26,6 +27,7 @@ from weft.cli.console import (
 from weft.fabric import VERSION, Link, of
 from weft.measure.arms import arms_of
 from weft.measure.launch import Report, launch
+from weft.measure.stopping import stop_asked
 from weft.operation import find
 from weft.schedule import Schedule
 from weft.select import store
@@ -48,12 +50,18 @@ def command(
     repeat: Annotated[int, typer.Option(help="Measured calls of every schedule.", min=1)] = 5,
     json: Json = False,
 ) -> None:
-    """Measure every schedule for these sizes, and save the fastest for schedule="auto"."""
+    """Measure every schedule for these sizes, and save the fastest for schedule="auto".
+
+    Ctrl-C ends it after the round that is running, and saves the fastest until then.
+    """
     columns = columns_per_rank(n, n_per_rank, world)
     asked = find(operation).of(m, columns, k, world, dtype_of(dtype))
     joined = Link.parse(link, topology_of(topology))
     with progress(f"tuning {asked.label}", quiet=json) as report:
-        found = launch(world, _tune, asked, joined, repeat, report=report)[0]
+        (found, _), stopping = measured_until_stopped(
+            lambda stop: launch(world, _tune, asked, joined, repeat, stop, report=report)[0],
+            lambda tuned: f"{tuned[1]} of {repeat} rounds",
+        )
     tuned = {label: schedule for label, (schedule, _) in found.items()}
     sentences = [_verdict(label, *one) for label, one in found.items()]
     if json:
@@ -63,11 +71,13 @@ def command(
             if one is not None
         }
         said = {"tuned": tuned, "times": times, "verdict": " ".join(sentences)}
-        print_json({"operation": asked.label, "link": str(joined), **said})
+        print_json({"operation": asked.label, "link": str(joined), **said, **stopping.json})
+        stopping.end()
         return
     console.print(f"{asked.label}, links: {joined}\n{n_said(columns, world)}")
     for sentence in sentences:
         console.print(sentence)
+    stopping.end()
 
 
 Tuned = dict[str, tuple[str, store.Answer | None]]
@@ -88,14 +98,24 @@ def _verdict(label: str, schedule: str, answer: store.Answer | None) -> str:
     )
 
 
-def _tune(report: Report, operation: Any, link: Link, repeat: int) -> Tuned:
+def _tune(report: Report, operation: Any, link: Link, repeat: int, path: str) -> tuple[Tuned, int]:
+    """What was found, and in how many rounds."""
     import weft
+
+    rounds = 0
+
+    def stop() -> bool:
+        nonlocal rounds
+        rounds += 1
+        return stop_asked(path)
 
     weft.configure(link=link)
     fabric = of(None)
-    found = weft.tune(arms_of(operation, fabric).call("auto"), repeat=repeat, report=report)
+    call = arms_of(operation, fabric).call("auto")
+    found = weft.tune(call, repeat=repeat, report=report, stop=stop)
     answer = store.find(store.question(operation, str(fabric.link), VERSION))
-    return {
+    tuned = {
         label: (schedule, answer if label == operation.label else None)
         for label, schedule in found.items()
     }
+    return tuned, rounds

@@ -38,8 +38,15 @@ Job = _native.Job
 Message = _native.Message
 Facts = _native.Facts
 now_ns = _native.now_ns
-SIZES = (_native.SMALL_BYTES, _native.CHUNK_BYTES, _native.STREAM_BYTES)
-"""Bytes that travel with the announcement, of a chunk, and from which chunks are streamed."""
+SIZES = (
+    _native.SMALL_BYTES,
+    _native.LEAST_CHUNK_BYTES,
+    _native.MOST_CHUNK_BYTES,
+    _native.SLOTS,
+    _native.STREAM_BYTES,
+)
+"""Bytes that travel with the announcement; of a chunk at least and at most; how many chunks a ring
+has in use at most; and bytes of a result from which on it bypasses the cache."""
 
 FOREVER = 2**63 - 1
 _world = dist.distributed_c10d._world
@@ -322,9 +329,8 @@ def _find(group: dist.ProcessGroup | None) -> GroupChannel:
 
 def explain_collective() -> tuple[float, explain.Explanation] | None:
     """The collective of this process that ended last, over all channels."""
-    sizes = SIZES[:2]
     found = [
-        recording.explanation_of(channel.native.last(), channel.world, *sizes)
+        recording.explanation_of(channel.native.last(), channel.world, SIZES[0])
         for channel in list(_channels.values())
     ]
     return max((one for one in found if one is not None), key=lambda one: one[0], default=None)

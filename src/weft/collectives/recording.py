@@ -67,16 +67,14 @@ class CollectiveExplanation(Explanation):
         )
 
 
-def explanation_of(
-    facts: Facts, world: int, small_bytes: int, chunk_bytes: int
-) -> tuple[float, Explanation] | None:
+def explanation_of(facts: Facts, world: int, small_bytes: int) -> tuple[float, Explanation] | None:
     """When the last collective of a channel ended, and its explanation; None if there was none.
 
-    small_bytes: the most that travels with an announcement. chunk_bytes: of a ring's chunk.
+    small_bytes: the most that travels with an announcement.
     """
     if facts.ended == 0:
         return None
-    sizes = {"small": _size(small_bytes), "chunk": _size(chunk_bytes)}
+    sizes = {"small": _size(small_bytes), "chunk": _size(facts.chunk_bytes)}
     by_way = {way: n for way, n in zip(WAYS, facts.came, strict=True) if n}
     seconds = (facts.ended - facts.started) * _NS
     return facts.ended * _NS, CollectiveExplanation(

@@ -48,7 +48,14 @@ class Call:
 class Fabric:
     allocated: int
     def __init__(
-        self, fd: int, rank: int, world: int, span: int, spin_ns: int, engine_spin_ns: int
+        self,
+        fd: int,
+        rank: int,
+        world: int,
+        span: int,
+        spin_ns: int,
+        engine_spin_ns: int,
+        cores: int = 1,
     ) -> None: ...
     def leave(self) -> None: ...
     def watch(self, rank: int, pidfd: int) -> None: ...
@@ -70,7 +77,9 @@ class Fabric:
         pointers: Sequence[int],
         signatures: Sequence[int],
         record: bool,
+        small: bool = False,
     ) -> Call: ...
+    def is_small(self, program: Program) -> bool: ...
     def cancel(self, call: Call) -> None: ...
     def finish(self, call: Call) -> Outcome: ...
     def outcome(self, call: Call) -> Outcome: ...
@@ -106,11 +115,14 @@ class Facts:
     bytes_out: int
     came: list[int]
     chunks: int
+    chunk_bytes: int
     started: int
     ended: int
 
 SMALL_BYTES: int
-CHUNK_BYTES: int
+LEAST_CHUNK_BYTES: int
+MOST_CHUNK_BYTES: int
+SLOTS: int
 STREAM_BYTES: int
 
 def learn_tensors(type: type) -> bool: ...
@@ -155,7 +167,9 @@ class Channel:
         /,
     ) -> Job | None: ...
     def last(self) -> Facts: ...
-    def tune(self, small: int, chunk: int, stream: int, /) -> None: ...
+    def tune(
+        self, small: int, least_chunk: int, most_chunk: int, slots: int, stream: int, /
+    ) -> None: ...
     def alike(
         self,
         kind: int,

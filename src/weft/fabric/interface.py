@@ -180,8 +180,10 @@ class Program(Protocol):
     shares: bool
     """Whether peers touch memory that this rank exposes. If not, known calls expose nothing, and
     the program is an `OwnProgram`."""
-    way: str
-    """How the program carries out its plan, if not task by task, for `weft.explain()`."""
+
+    @property
+    def way(self) -> str:
+        """How the program carries out its plan, if not task by task, for `weft.explain()`."""
 
     def start(self, call: Any, tensors: dict[str, torch.Tensor], record: bool) -> Flight:
         """Starts the copies of a call. call: a call of this fabric. tensors: this rank's buffers by

@@ -22,12 +22,20 @@ from weft.strategy import Strategy
 
 
 class SharedBlock(NamedTuple):
-    """Workspace in this rank's part of the heap: its offset for peers, and its memory."""
+    """Workspace in this rank's part of the heap: its offset for peers, and its memory. parts: the
+    tensors of buffers in it, by where they begin, their dtype and their sizes. They are made once,
+    and go when the block goes."""
 
     offset: int
     memory: torch.Tensor
     pointer: int
     size: int
+    parts: dict[tuple[int, str, int, int], torch.Tensor]
+
+    @classmethod
+    def of(cls, memory: torch.Tensor, offset: int = -1) -> SharedBlock:
+        """Workspace that has just been allocated; without an offset, it is of this rank alone."""
+        return cls(offset, memory, memory.data_ptr(), memory.numel(), {})
 
 
 class Transfer(NamedTuple):

@@ -309,7 +309,7 @@ def _multiplications(m: int, n: int, k: int) -> Callable[[], None]:
     return multiply
 
 
-def timed(function: Callable[[], None]) -> float:
+def timed(function: Callable[[], object]) -> float:
     """The seconds of one call that all ranks start together."""
     dist.barrier()
     start = time.perf_counter()

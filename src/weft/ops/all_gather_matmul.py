@@ -27,7 +27,7 @@ from weft.ops.operands import (
     resized,
     resolve_group,
 )
-from weft.ops.operator import Bound, Operator, register, run, session_for
+from weft.ops.operator import Bound, Operator, register, run, session_for, through_torch
 from weft.plan.all_gather_matmul import AllGatherMatmul
 from weft.run.call import Tensors
 from weft.run.results import empty_as
@@ -132,7 +132,9 @@ def all_gather_matmul(
     several = isinstance(w, (list, tuple))
     weights = list(w) if several else [w]
     if dispatched([x_shard, *weights], out):
-        gathered, ys = torch.ops.weft.all_gather_matmul(
+        gathered, ys = through_torch(
+            OPERATOR,
+            torch.ops.weft.all_gather_matmul,
             x_shard,
             weights,
             gather_dim,

@@ -29,7 +29,7 @@ from weft.ops.operands import (
     resized,
     save_routed,
 )
-from weft.ops.operator import Bound, Operator, register, run, session_for
+from weft.ops.operator import Bound, Operator, register, run, session_for, through_torch
 from weft.plan.all_to_all_matmul import AllToAllMatmul
 from weft.plan.tasks import Plannable
 from weft.run.call import Tensors
@@ -147,7 +147,9 @@ def all_to_all_matmul(
         y: Any = ys[0] if isinstance(w, torch.Tensor) else ys
         return (y, received) if return_gathered else y
     if dispatched([x, w], out, [in_splits, out_splits]):
-        received, y = torch.ops.weft.all_to_all_matmul(
+        received, y = through_torch(
+            OPERATOR,
+            torch.ops.weft.all_to_all_matmul,
             x,
             w,
             in_splits,
@@ -179,7 +181,9 @@ def _grouped(
     if dispatched([x, *weights], out, [in_splits, out_splits]):
         # The gradient of the weights needs the received rows.
         keep = return_gathered or differentiated(weights)
-        made = torch.ops.weft.all_to_all_grouped_matmul(
+        made = through_torch(
+            grouped.OPERATOR,
+            torch.ops.weft.all_to_all_grouped_matmul,
             x,
             weights,
             in_splits,

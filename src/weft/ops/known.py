@@ -16,14 +16,16 @@ from torch.autograd import forward_ad
 
 from weft.fabric import is_set
 from weft.fabric.proposal import Proposal
+from weft.ops.modes import PLAIN
 from weft.plan.tasks import Plannable
 from weft.run.call import Combine, Tensors
 from weft.schedule import Schedule
 from weft.select.decide import AUTO, AnySchedule, Decision
 
-_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 _STRIDED = torch.strided
 _VALUES = frozenset({int, bool, str, type(None)})
+_LIST = ...
+"""Comes before the length of a list in a key, for no argument is equal to it."""
 
 
 class Output(NamedTuple):
@@ -79,23 +81,26 @@ def key_of(name: str, schedule: object, arguments: Sequence[Any]) -> Hashable | 
     if forward_ad._current_level >= 0:  # a tensor may have a tangent, which must be refused
         return None
     key: list[Hashable] = [name, schedule]
-    graph = torch.is_grad_enabled()
+    return tuple(key) if _add(key, arguments, torch.is_grad_enabled()) else None
+
+
+def _add(key: list[Hashable], arguments: Sequence[Any], graph: bool) -> bool:
+    """Adds arguments to a key; returns False if they must be checked one by one."""
     for argument in arguments:
         kind = type(argument)
         if kind in _VALUES:
             key.append(argument)
-        elif kind in _TENSORS:
+        elif kind in PLAIN:
             if argument.layout is not _STRIDED or argument.is_nested:
-                return None
+                return False
             if graph and argument.requires_grad:
-                return None
+                return False
             device = None if argument.is_cpu else argument.device
             key += (argument.shape, argument.stride(), argument.dtype, device)
         elif kind is list or kind is tuple:
-            inner = key_of("", "", argument)
-            if inner is None:
-                return None
-            key.append(inner)
+            key += (_LIST, len(argument))
+            if not _add(key, argument, graph):
+                return False
         else:
-            return None
-    return tuple(key)
+            return False
+    return True

@@ -19,7 +19,7 @@ from weft.ops.operands import (
     resized,
     resolve_group,
 )
-from weft.ops.operator import Bound, Operator, register, run, session_for
+from weft.ops.operator import Bound, Operator, register, run, session_for, through_torch
 from weft.ops.replicated import Plain, shared
 from weft.plan.matmul_all_reduce import MatmulAllReduce
 from weft.run.session import Session
@@ -75,8 +75,10 @@ def matmul_all_reduce(
     """
     graph = torch.compiler.is_compiling() or torch.is_grad_enabled()
     if (graph or modes.active()) and dispatched([x, w], out):
-        y: torch.Tensor = torch.ops.weft.matmul_all_reduce(
-            x, w, reduce_op, group_name(group), scale, schedule=str(schedule)
+        registered = torch.ops.weft.matmul_all_reduce
+        name = group_name(group)
+        y: torch.Tensor = through_torch(
+            OPERATOR, registered, x, w, reduce_op, name, scale, schedule=str(schedule)
         )
         return y
     return _run(session_for(group, x), x, w, reduce_op, schedule, out, scale)

@@ -28,7 +28,16 @@ from weft.ops.operands import (
     save_routed,
     shared_workspaces,
 )
-from weft.ops.operator import Bound, Operator, in_kernel, into, register, run, session_for
+from weft.ops.operator import (
+    Bound,
+    Operator,
+    in_kernel,
+    into,
+    register,
+    run,
+    session_for,
+    through_torch,
+)
 from weft.plan.matmul_all_to_all import MatmulAllToAll
 from weft.run.session import Session
 from weft.schedule import Schedule
@@ -78,13 +87,16 @@ def matmul_all_to_all(
     y: torch.Tensor
     in_splits, out_splits = as_sizes(in_splits), as_sizes(out_splits)
     experts = has_experts(w)
-    if dispatched([x, w], out, [in_splits, out_splits]):
-        operator = torch.ops.weft.matmul_all_to_all
-        if experts:
-            operator = torch.ops.weft.grouped_matmul_all_to_all
-        y = operator(x, w, in_splits, out_splits, group_name(group), schedule=str(schedule))
-        return y
     asked = grouped.OPERATOR if experts else OPERATOR
+    if dispatched([x, w], out, [in_splits, out_splits]):
+        registered = torch.ops.weft.matmul_all_to_all
+        if experts:
+            registered = torch.ops.weft.grouped_matmul_all_to_all
+        name = group_name(group)
+        y = through_torch(
+            asked, registered, x, w, in_splits, out_splits, name, schedule=str(schedule)
+        )
+        return y
     y = run(asked, session_for(group, x), schedule, x, w, in_splits, out_splits, out)
     return y
 

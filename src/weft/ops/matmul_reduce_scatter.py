@@ -10,7 +10,7 @@ import torch.distributed as dist
 from weft.operation import split
 from weft.ops.matmul_sum import bind_sum, combine_sum
 from weft.ops.operands import as_rows, dispatched, group_name, resized, resolve_group
-from weft.ops.operator import Bound, Operator, register, run, session_for
+from weft.ops.operator import Bound, Operator, register, run, session_for, through_torch
 from weft.plan.matmul_reduce_scatter import MatmulReduceScatter
 from weft.run.session import Session
 from weft.schedule import Schedule
@@ -57,7 +57,9 @@ def matmul_reduce_scatter(
     """
     y: torch.Tensor
     if dispatched([x, w], out):
-        y = torch.ops.weft.matmul_reduce_scatter(
+        y = through_torch(
+            OPERATOR,
+            torch.ops.weft.matmul_reduce_scatter,
             x,
             w,
             reduce_op,

@@ -7,7 +7,7 @@ forward-mode differentiation are refused on every rank, and the group can still 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -18,6 +18,32 @@ from weft.errors import Unsupported
 AUTOCAST = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
 TRANSFORMS = "FuncTorchDynamicLayerFrontMode"
 """The dispatch key that torch sets while a transform is active. It comes before all others."""
+
+
+PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+"""The types of tensors that are no subclass with a meaning of its own."""
+
+_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
+
+
+def plain(arguments: Iterable[Any]) -> bool:
+    """Whether all tensors among the arguments are plain ones on the CPU, and no mode of torch looks
+    at operators. Then nothing is lost if a call does not go through the dispatcher of torch."""
+    if _dispatch_modes() or _function_modes():
+        return False
+    for argument in arguments:
+        kind = type(argument)
+        if kind in PLAIN:
+            if not argument.is_cpu:
+                return False
+        elif kind is list or kind is tuple:
+            for one in argument:
+                if isinstance(one, torch.Tensor) and not (type(one) in PLAIN and one.is_cpu):
+                    return False
+        elif isinstance(argument, torch.Tensor):
+            return False
+    return True
 
 
 def active() -> bool:

@@ -91,9 +91,7 @@ def dispatched(tensors: Sequence[object], out: object, sizes: Sequence[object] =
 
 def differentiated(tensors: Sequence[object]) -> bool:
     """Whether autograd would record a call."""
-    return torch.is_grad_enabled() and any(
-        isinstance(t, torch.Tensor) and t.requires_grad for t in tensors
-    )
+    return torch.is_grad_enabled() and torch._C._any_requires_grad(*tensors)
 
 
 def are_sizes(sizes: object) -> bool:

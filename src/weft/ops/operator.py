@@ -26,6 +26,7 @@ from weft.ops.first_use import check_first_use
 from weft.ops.known import Adapt, Again, Known, Operands, key_of
 from weft.ops.known import Output as Output
 from weft.ops.operands import resolve_group
+from weft.ops.recorded import Gradient, autograd_kernel, gradient_of, record
 from weft.plan.tasks import Plannable
 from weft.run import record as recording
 from weft.run import session as sessions
@@ -35,7 +36,7 @@ from weft.run.results import empty
 from weft.run.session import Session
 from weft.schedule import Schedule
 from weft.select import auto
-from weft.select.decide import AnySchedule, Decision, decide, requested
+from weft.select.decide import AUTO, AnySchedule, Decision, decide, requested
 from weft.strategy import Strategy
 
 library = torch.library.Library("weft", "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -110,6 +111,8 @@ class Operator:
 
 
 _operators: dict[str, Operator] = {}
+_gradients: dict[str, Gradient] = {}
+"""Of the operators that autograd records."""
 
 
 def register(operator: Operator) -> Operator:
@@ -122,13 +125,16 @@ def register(operator: Operator) -> Operator:
         kernel = operator.kernel or _kernel_of(operator)
         library.impl(name, kernel, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
         torch.library.register_fake(f"weft::{name}", operator.fake, lib=library)
-        if operator.backward is not None:
-            torch.library.register_autograd(
-                f"weft::{name}",
-                operator.backward,
-                setup_context=operator.setup_context,
-                lib=library,
+        if operator.backward is not None and operator.setup_context is not None:
+            overload = getattr(torch.ops.weft, name).default
+            gradient = gradient_of(
+                overload._schema, kernel, operator.setup_context, operator.backward
             )
+            _gradients[name] = gradient
+            recorded = autograd_kernel(overload, gradient)
+            library.impl(name, recorded, "Autograd", with_keyset=True)  # type: ignore[no-untyped-call]
+        elif operator.backward is not None:
+            torch.library.register_autograd(f"weft::{name}", operator.backward, lib=library)
         _register_modes(operator)
     return operator
 
@@ -137,16 +143,22 @@ def _kernel_of(operator: Operator) -> Callable[..., Any]:
     """The kernel of an operator that binds the arguments of its schema in their order, without the
     group and the schedule, and then an `out`, which a graph does not have."""
     arguments = getattr(torch.ops.weft, operator.name).default._schema.arguments
-    names = [argument.name for argument in arguments]
-    defaults = {a.name: a.default_value for a in arguments if a.has_default_value()}
-    bound = [name for name in names if name not in ("group_name", "schedule")]
+    names = [argument.name for argument in arguments if not argument.kwarg_only]
+    bound = [place for place, name in enumerate(names) if name != "group_name"]
+    group = names.index("group_name")
+    more = [
+        (argument.name, argument.default_value)
+        for argument in arguments
+        if argument.kwarg_only and argument.name != "schedule"
+    ]
 
-    def kernel(*positional: Any, **keywords: Any) -> Any:
-        # torch leaves out arguments that have their default value.
-        given = {**defaults, **dict(zip(names, positional, strict=False)), **keywords}
-        session = session_for(resolve_group(given["group_name"]), positional[0])
-        made = run(operator, session, given["schedule"], *(given[name] for name in bound), None)
-        return _contiguous(made)
+    def kernel(*positional: Any, schedule: str = AUTO, **keywords: Any) -> Any:
+        # torch leaves out keyword arguments that have their default value. Others have none.
+        given = [positional[place] for place in bound]
+        for name, default in more:
+            given.append(keywords.get(name, default))
+        session = session_for(resolve_group(positional[group]), positional[0])
+        return _contiguous(run(operator, session, schedule, *given, None))
 
     return kernel
 
@@ -156,6 +168,15 @@ def _contiguous(made: Any) -> Any:
     if isinstance(made, torch.Tensor):
         return made.contiguous()
     return made if made is None else type(made)(map(_contiguous, made))
+
+
+def through_torch(operator: Operator, registered: Any, *positional: Any, **keywords: Any) -> Any:
+    """A call that autograd, a graph or a mode of torch must see (`operands.dispatched`).
+    registered: `torch.ops.weft.NAME`. If only autograd must see it, the call does not go through
+    the dispatcher, which would take longer than a small product."""
+    if not torch.compiler.is_compiling() and not modes.active() and modes.plain(positional):
+        return record(_gradients[operator.name], positional, keywords)
+    return registered(*positional, **keywords)
 
 
 def _register_modes(operator: Operator) -> None:

@@ -26,9 +26,9 @@ from weft.plan.order import slices
 from weft.plan.tasks import Buffer, Plan, Plannable, Region
 from weft.schedule import Schedule
 
-LAST_HALVED, FEWEST_ROWS = 2, 8
-"""How often the last chunk of a shard is halved under adaptive, and its fewest rows. A GEMM of
-fewer rows takes as long as one of this many: it reads all of w."""
+FEWEST_ROWS = 8
+"""The fewest rows of half a chunk. A GEMM of fewer rows takes as long as one of this many: it reads
+all of w."""
 
 
 class Gathering(Plannable, Protocol):
@@ -355,15 +355,13 @@ class _GatherRank:
         ]
 
     def _cut(self, rows: int) -> list[tuple[int, int]]:
-        """(first row, rows) of the chunks of a shard. Under adaptive, nothing hides the GEMM of the
-        last chunk that arrives, so this chunk is halved at its end."""
+        """(first row, rows) of the chunks of a shard. By default adaptive halves the last chunk,
+        because nothing hides its GEMM."""
         cut = [part for part in slices(rows, self.depth) if part[1]]
         schedule = self.builder.schedule
-        if schedule.fusion == "adaptive" and schedule.engine != "direct" and len(cut) > 1:
-            for _ in range(LAST_HALVED):
-                row, last = cut[-1]
-                if last < 2 * FEWEST_ROWS:
-                    break
+        if schedule.fusion == "adaptive" and schedule.depth is None and len(cut) > 1:
+            row, last = cut[-1]
+            if last >= 2 * FEWEST_ROWS:
                 cut[-1:] = [(row + at, size) for at, size in slices(last, 2)]
         return cut
 

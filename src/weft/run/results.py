@@ -9,42 +9,25 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 
+from weft.fabric.storage_use import CAN_TELL, StorageUse
+
 LEAST = 256 << 10
 """Bytes of a result from which memory is kept. The C library keeps smaller blocks itself."""
 _DEFAULT = "256"
-
-_count_uses: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_Count", None)
-"""The number of tensors on a storage, if this version of torch has the function."""
 
 
 class _Kept(NamedTuple):
     """A block of memory, by a tensor of its bytes that no caller has."""
 
     base: torch.Tensor
-    address: int
-
-    def is_free(self) -> bool:
-        """Whether no tensor of a caller is left on it. Not if a caller has resized it, moved it to
-        shared memory or shared it by copy-on-write: its address is another one then."""
-        return _uses(self.base) == _UNUSED and self.base.data_ptr() == self.address
-
-
-def _uses(base: torch.Tensor) -> tuple[int, int]:
-    """How many tensors and how many objects of Python refer to the storage of a tensor."""
-    assert _count_uses is not None
-    storage = base.untyped_storage()
-    return _count_uses(storage._cdata), sys.getrefcount(storage)
-
-
-_UNUSED = (0, 0) if _count_uses is None else _uses(torch.empty(1, device="cpu"))
+    use: StorageUse
 
 
 class Results:
@@ -60,12 +43,12 @@ class Results:
         """A tensor of `size` bytes with any content."""
         with self._lock:
             kept = self._kept.pop(size, [])
-            base = next((one.base for one in kept if one.is_free()), None)
+            base = next((one.base for one in kept if one.use.has_ended()), None)
             if base is None:
                 with torch.inference_mode(False):  # later calls may be outside of it
                     base = torch.empty(size, dtype=torch.uint8, device="cpu")
                 if size <= self._most:
-                    kept.append(_Kept(base, base.data_ptr()))
+                    kept.append(_Kept(base, StorageUse(base)))
                     self._bytes += size
             if kept:
                 self._kept[size] = kept  # as the size that was used last
@@ -101,7 +84,7 @@ _results = Results(_limit())
 def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """A contiguous tensor for a result, with any content."""
     size = math.prod(shape) * dtype.itemsize
-    if size < LEAST or device.type != "cpu" or _count_uses is None:
+    if size < LEAST or device.type != "cpu" or not CAN_TELL:
         return torch.empty(shape, dtype=dtype, device=device)
     return _results.empty(shape, dtype, size)
 

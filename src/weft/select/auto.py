@@ -107,6 +107,8 @@ class Auto:
         if preferred is None and not first:
             return self._settle(key, _IN_HEADER)
         inside = None if preferred is None else preferred.schedule
+        # All ranks place memory for the same schedules, or the call is a `Mismatch`.
+        header = AUTO if inside is None else f"{AUTO}, which may be {inside}"
         if self.forced is not None and preferred is None:
             made, observer = operation(), self.observer
             assert observer is not None
@@ -131,11 +133,11 @@ class Auto:
         chosen = guard.next.in_header if first else None
         if not guard.settled:
             observe, share = guard.observe, guard.work / max(work, 1)
-            if share != 1.0:
-                scaled = lambda seconds: observe(seconds * share)  # noqa: E731
-                return Decision(AUTO, AUTO, None, "", chosen, scaled, inside)
-            return Decision(AUTO, AUTO, None, "", chosen, observe, inside)
-        return self._settle(key, Decision(AUTO, AUTO, None, "", chosen, None, inside))
+            decision = Decision(header, AUTO, None, "", chosen, observe, inside)
+            if share == 1.0:
+                return decision
+            return decision._replace(observe=lambda seconds: observe(seconds * share))
+        return self._settle(key, Decision(header, AUTO, None, "", chosen, None, inside))
 
     def set_mode(self, mode: str) -> None:
         """Sets what chooses if there is no tuned result: the heuristic, or simulation."""

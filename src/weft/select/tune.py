@@ -31,6 +31,7 @@ def tune(
     group: dist.ProcessGroup | None = None,
     repeat: int = 5,
     report: Report | None = None,
+    stop: Callable[[], bool] | None = None,
 ) -> dict[str, str]:
     """Finds the fastest schedule for every `schedule="auto"` call that fn makes on a group.
 
@@ -41,6 +42,8 @@ def tune(
         fn: makes weft calls, e.g. one forward pass; called many times.
         repeat: measured calls of every candidate.
         report: called with the share that is done, and the candidate that is measured.
+        stop: called after every round, in which each candidate is measured once; whether to end
+            with it. The answer must be the same on every rank.
 
     Returns:
         The schedule found for every operation, by its label; the same on every rank.
@@ -68,6 +71,8 @@ def tune(
                     memory.forced = Choice(schedule, "being tuned")
                     memory.observer = _observer(samples, schedule) if counts else _ignore
                     fn()
+            if stop is not None and stop():
+                break
     finally:
         memory.forced = memory.observer = None
     return _keep(fabric, memory, samples)

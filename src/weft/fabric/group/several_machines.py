@@ -148,7 +148,7 @@ class SeveralMachines:
         begin = (call % 2) * half
         memory = torch.from_numpy(self._relay.array())[begin : begin + half]
         offset = self._relay.offset + begin
-        return {RELAY: SharedBlock(offset, memory, memory.data_ptr(), memory.numel())}
+        return {RELAY: SharedBlock.of(memory, offset)}
 
     # -- faults ------------------------------------------------------------------------------------
 

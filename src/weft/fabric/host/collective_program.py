@@ -3,20 +3,18 @@ before or after them.
 
 Nothing is staged, and no engine is woken: the calling thread moves the bytes. A rank enters the
 call, announces its part of the collective at once, and compares headers while it waits for its
-peers, so that the ranks meet only once. Products that are sent are made in shared memory, where
-the channel reads them in place.
+peers, so that the ranks meet only once. Products that are sent are made in private memory: from
+there they go through rings that stay in the cache, which is faster than reading them in place.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 
 from weft.dtype import DTYPES, ITEM_BYTES, ON_HOST
-from weft.errors import Unsupported
 from weft.fabric import _native
 from weft.fabric.deadlines import nanoseconds
 from weft.fabric.host.collective_spans import recorded
@@ -44,7 +42,7 @@ _EMPTY = 64
 """The address that stands for an empty tensor, which has none. Nothing is read there."""
 
 
-class Collective(NamedTuple):
+class OneCollective(NamedTuple):
     """The collective of a serial plan on one rank, in bytes. sizes: what all ranks know, empty if
     every pair of ranks has a size of its own. given and taken: this rank's pieces, one behind the
     other. gathers: whether it comes before the products. rows and columns: of what it makes for
@@ -61,7 +59,7 @@ class Collective(NamedTuple):
     weights: int = 1
 
 
-def collective_of(plan: Plan, rank: int) -> Collective | None:
+def collective_of(plan: Plan, rank: int) -> OneCollective | None:
     """The one collective that carries out the communication of a plan; None if there is none."""
     op, schedule = plan.operation, plan.schedule
     if not isinstance(schedule, Schedule) or not schedule.serial or schedule.engine == "direct":
@@ -74,7 +72,7 @@ def collective_of(plan: Plan, rank: int) -> Collective | None:
     if isinstance(op, AllGatherMatmul):
         sizes = tuple(rows * op.k * item for rows in op.rows)
         own = (sizes[rank],)
-        made = Collective(ALL_GATHER, sizes, own, sizes, any(sizes), True, op.m, op.k)
+        made = OneCollective(ALL_GATHER, sizes, own, sizes, any(sizes), True, op.m, op.k)
         return made._replace(weights=len(op.columns[rank]))
     if isinstance(op, AllToAllMatmul):
         made = _by_pair(op.splits, rank, True, op.received(rank), op.k, item)
@@ -83,23 +81,23 @@ def collective_of(plan: Plan, rank: int) -> Collective | None:
         return _by_pair(op.splits, rank, False, sum(op.splits[rank]), op.n, item)
     if isinstance(op, MatmulAllReduce):
         whole = (op.m * op.n * item,)
-        return Collective(ALL_REDUCE, whole, whole, whole, any(whole), False, op.m, op.n)
+        return OneCollective(ALL_REDUCE, whole, whole, whole, any(whole), False, op.m, op.n)
     if isinstance(op, MatmulReduceScatter):
         sizes = tuple(rows * op.n * item for rows in op.rows)
         own = (sizes[rank],)
-        return Collective(REDUCE_SCATTER, sizes, sizes, own, any(sizes), False, op.m, op.n)
+        return OneCollective(REDUCE_SCATTER, sizes, sizes, own, any(sizes), False, op.m, op.n)
     return None
 
 
 def _by_pair(
     splits: Sequence[Sequence[int]], rank: int, gathers: bool, rows: int, columns: int, item: int
-) -> Collective:
+) -> OneCollective:
     row = columns * item
     given = tuple(rows * row for rows in splits[rank])
     taken = tuple(sizes[rank] * row for sizes in splits)
     every = {rows * row for sizes in splits for rows in sizes}
     sizes = given[:1] if len(every) == 1 else ()
-    return Collective(ALL_TO_ALL, sizes, given, taken, any(every), gathers, rows, columns)
+    return OneCollective(ALL_TO_ALL, sizes, given, taken, any(every), gathers, rows, columns)
 
 
 class CollectiveProgram:
@@ -113,7 +111,7 @@ class CollectiveProgram:
         plan: Plan,
         fabric: ProcessFabric,
         channel: _native.Channel,
-        collective: Collective,
+        collective: OneCollective,
         signatures: Sequence[int],
     ) -> None:
         self.plan, self.fabric, self.collective = plan, fabric, collective
@@ -128,9 +126,8 @@ class CollectiveProgram:
         dtype, schedule = DTYPES[plan.operation.dtype], cast(Schedule, plan.schedule)
         self._dtype = dtype.torch
         self._bytes = collective.rows * collective.columns * dtype.bytes
-        nothing = torch.empty(0, device="cpu")
-        self._held = [(nothing, nothing), (nothing, nothing)]
-        """By turn: memory, and the view of it that is between the collective and the products."""
+        self._memory = self._view = torch.empty(0, device="cpu")
+        """Memory of the fabric, and the view of it between the collective and the products."""
         self._channel = channel
         self._signatures = list(signatures)
         self._exchange = _native.Exchange(
@@ -176,7 +173,7 @@ class CollectiveProgram:
 
     def run(self, call: int, tensors: dict[str, torch.Tensor]) -> None:
         """Carries out a call that this rank has entered."""
-        between = self.between(call, tensors)
+        between = self.between(tensors)
         if self.gathers:
             self.exchange(call, tensors["x"], between, False)
             for w, y in self.names:
@@ -192,27 +189,17 @@ class CollectiveProgram:
         else:
             c.zero_()
 
-    def between(self, call: int, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+    def between(self, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
         """The gathered rows, or the product that is sent."""
         if "gathered" in tensors:  # an output
             return tensors["gathered"]
-        memory = self._memory(call % 2)
-        kept, view = self._held[call % 2]
-        if kept is not memory:
+        memory = self.fabric.memory.private(self._bytes).memory
+        if self._memory is not memory:
             with torch.inference_mode(False):  # later calls may be outside of it
                 view = memory[: self._bytes].view(self._dtype)
-                view = view.view(self.collective.rows, self.collective.columns)
-            self._held[call % 2] = (memory, view)
-        return view
-
-    def _memory(self, turn: int) -> torch.Tensor:
-        """Private memory for rows that come; shared memory for products that go, if there is some,
-        because peers then read them in place."""
-        memory = self.fabric.memory
-        if not self.gathers:
-            with contextlib.suppress(Unsupported):
-                return memory.workspace("partial", self._bytes, turn).memory
-        return memory.private(self._bytes)
+                self._view = view.view(self.collective.rows, self.collective.columns)
+            self._memory = memory
+        return self._view
 
     def exchange(
         self, call: int, source: torch.Tensor, target: torch.Tensor, record: bool

@@ -24,7 +24,7 @@ Named = tuple[str, str, str]
 
 def recorded(program: CollectiveProgram, call: int, tensors: dict[str, torch.Tensor]) -> Timeline:
     """Carries out a call that this rank has entered; returns its spans."""
-    between, spans = program.between(call, tensors), list[Span]()
+    between, spans = program.between(tensors), list[Span]()
     if program.gathers:
         spans += _moved(program, program.exchange(call, tensors["x"], between, True))
         for number, (w, y) in enumerate(program.names):

@@ -17,8 +17,8 @@ from weft.fabric.host.process_call import ProcessCall
 from weft.fabric.host.process_flight import ProcessFlight, StoringFlight
 from weft.fabric.host.product_repeat import ProductRepeat
 from weft.fabric.proposal import Proposal
-from weft.fabric.reach import Transfer
-from weft.plan.tasks import AnyTask, Copy, Plan, Region
+from weft.fabric.reach import SharedBlock, Transfer
+from weft.plan.tasks import AnyTask, Buffer, Copy, Plan, Region
 from weft.timeline import COMPUTE
 
 if TYPE_CHECKING:
@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 
 Counter = tuple[int, int]
 """(place of the rank in the machine, index)."""
+SMALL = "the copies are small: unless recorded, the thread that waits for them makes them"
+"""How a call is carried out whose copies take less time than to wake an engine."""
 _MAX_PEER_TENSORS = 256
+_MAX_PARTS = 256
 
 
 class Signals(NamedTuple):
@@ -44,7 +47,6 @@ class EngineProgram:
 
     computes = True
     shares = True
-    way = ""
 
     def __init__(
         self, plan: Plan, fabric: ProcessFabric, slots: Sequence[str], signatures: Sequence[int]
@@ -63,6 +65,7 @@ class EngineProgram:
             raise InvalidPlan(f"{self.label}: {', '.join(sorted(missing))} must be shared")
         counters = counters_of(plan, self.places)
         copies, num_lanes = self._copies(counters)
+        self._small = copies if num_lanes and len(self.places) == fabric.world else None
         transfers = self._transfers(counters)
         self.engines = fabric.reach.program(copies, transfers, plan, signatures)
         lane = plan.lanes.get((fabric.rank, COMPUTE), ())
@@ -74,6 +77,11 @@ class EngineProgram:
         self._shared = [b for b in workspace if b.name in slots]
         self.workspace_bytes = sum(_aligned(b.num_bytes) for b in self._private)
         self._peers: dict[tuple[int, str, int], torch.Tensor] = {}
+
+    @property
+    def way(self) -> str:
+        small = self._small is not None and self.fabric.heap.is_small(self._small)
+        return SMALL if small else ""
 
     def start(
         self, call: ProcessCall, tensors: dict[str, torch.Tensor], record: bool
@@ -207,17 +215,27 @@ class EngineProgram:
     def add_workspace(self, call: ProcessCall, tensors: dict[str, torch.Tensor]) -> None:
         """Adds the plan's workspace to the tensors of a call."""
         if self._private:
-            memory, at = self.fabric.memory.private(self.workspace_bytes), 0
+            block, at = self.fabric.memory.private(self.workspace_bytes), 0
             for b in self._private:
-                raw = memory[at : at + b.num_bytes]
-                tensors[b.name] = raw.view(getattr(torch, b.dtype)).view(b.rows, b.columns)
+                tensors[b.name] = self._part(b, block, at)
                 at += _aligned(b.num_bytes)
         for b in self._shared:
-            shared = call.shared[b.name]
-            if shared.numel() < b.num_bytes:
+            tensors[b.name] = self._part(b, call.shared[b.name], 0)
+
+    def _part(self, b: Buffer, block: SharedBlock, at: int) -> torch.Tensor:
+        """A buffer in memory that is kept between calls, and so is its tensor."""
+        key = (at, b.dtype, b.rows, b.columns)
+        part = block.parts.get(key)
+        if part is None:
+            if block.size < at + b.num_bytes:
                 raise InvalidPlan(f"{self.label}: {b.name} takes {b.num_bytes} shared bytes")
-            raw = shared[: b.num_bytes]
-            tensors[b.name] = raw.view(getattr(torch, b.dtype)).view(b.rows, b.columns)
+            with torch.inference_mode(False):  # later calls may be outside of it
+                raw = block.memory[at : at + b.num_bytes]
+                part = raw.view(getattr(torch, b.dtype)).view(b.rows, b.columns)
+            if len(block.parts) >= _MAX_PARTS:
+                block.parts.clear()
+            block.parts[key] = part
+        return part
 
 
 def counters_of(plan: Plan, places: Mapping[int, int]) -> dict[int, Counter]:

@@ -33,7 +33,7 @@ class HeapMemory:
         self._alone = alone
         self._stage: list[_native.Block | None] = [None, None]
         self._shared: dict[tuple[str, int], SharedBlock] = {}
-        self._workspace = torch.empty(0, dtype=torch.uint8, device="cpu")
+        self._workspace = SharedBlock.of(torch.empty(0, dtype=torch.uint8, device="cpu"))
         self.outputs = PeerOutputs()
 
     @property
@@ -88,16 +88,14 @@ class HeapMemory:
             block = self.allocate(_roomy(size))
             with torch.inference_mode(False):  # later calls may be outside of it
                 memory = torch.from_numpy(block.array())
-            found = self._shared[key] = SharedBlock(
-                block.offset, memory, memory.data_ptr(), memory.numel()
-            )
+            found = self._shared[key] = SharedBlock.of(memory, block.offset)
         return found
 
-    def private(self, size: int) -> torch.Tensor:
+    def private(self, size: int) -> SharedBlock:
         """Private memory for one call at a time. It is kept between calls."""
-        if self._workspace.numel() < size:
+        if self._workspace.size < size:
             with torch.inference_mode(False):  # later calls may be outside of it
-                self._workspace = torch.empty(size, dtype=torch.uint8, device="cpu")
+                self._workspace = SharedBlock.of(torch.empty(size, dtype=torch.uint8, device="cpu"))
         return self._workspace
 
     def allocate(self, size: int) -> _native.Block:

@@ -74,7 +74,7 @@ class OneMachine:
         record: bool,
     ) -> Any:
         pointers = [tensor.data_ptr() for tensor in tensors]
-        return self.heap.launch(program, call, deadline, pointers, signatures, record)
+        return self.heap.launch(program, call, deadline, pointers, signatures, record, True)
 
     def relays(self, call: int) -> dict[str, SharedBlock]:
         return {}

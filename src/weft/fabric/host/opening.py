@@ -63,7 +63,7 @@ def open_heap(group: dist.ProcessGroup, members: Sequence[int], deadline: float)
             fd = os.open(f"/proc/{cards[0].pid}/fd/{cards[0].fd}", os.O_RDWR | os.O_CLOEXEC)
         spin = SPIN_NS if (os.cpu_count() or 1) >= world else 0
         engine_spin = spin if len(os.sched_getaffinity(0)) > 1 else 0
-        native = _native.Fabric(fd, here, world, cards[0].span, spin, engine_spin)
+        native = _native.Fabric(fd, here, world, cards[0].span, spin, engine_spin, own_cores(world))
         first = native.allocate(1)
         keep_near(first.pointer - first.offset, cards[0].span)
         del first
@@ -89,6 +89,12 @@ def _check(cards: Sequence[_Card], members: Sequence[int]) -> None:
                 f"{members[0]} and {rank} are on different ones: unset WEFT_FABRIC"
             )
     check_versions([card.version for card in cards], members)
+
+
+def own_cores(world: int) -> int:
+    """The cores that this rank has for itself: those that it is pinned to, but no more than its
+    share, because ranks that are not pinned may all use the same ones."""
+    return min(len(os.sched_getaffinity(0)), max(1, (os.cpu_count() or 1) // world))
 
 
 def heap_span() -> int:

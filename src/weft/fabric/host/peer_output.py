@@ -15,14 +15,12 @@ import torch
 
 from weft.fabric import _native
 from weft.fabric.interface import PeerOutput
+from weft.fabric.storage_use import CAN_TELL, StorageUse
 
 _MOST_KEPT = 4
 """How many results of one size are kept for later."""
 _MOST_SHAPES = 1024
 _GRAIN = 1 << 16
-
-_count_uses: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_Count", None)
-"""The number of tensors on a storage, if this version of torch has the function."""
 
 Allocate = Callable[[int], _native.Block]
 Layout = tuple[Sequence[int], torch.dtype]
@@ -37,12 +35,7 @@ class _Kept:
     layout: Layout
     """That of `tensor`; comparing it is faster than asking torch."""
     offset: int
-    storage: int
-    uses: int
-
-    def is_free(self) -> bool:
-        """Whether no tensor of a caller is left on it."""
-        return _count_uses is not None and _count_uses(self.storage) == self.uses
+    use: StorageUse
 
     def given(self, layout: Layout) -> PeerOutput:
         """A new tensor on this memory for the caller."""
@@ -56,11 +49,9 @@ class _Kept:
 
 
 def _keep(block: _native.Block, shape: Sequence[int], dtype: torch.dtype) -> _Kept:
-    assert _count_uses is not None
     with torch.inference_mode(False):  # later calls may be outside of it
         tensor = _shaped(torch.from_numpy(block.array()), shape, dtype)
-    storage = tensor.untyped_storage()._cdata
-    return _Kept(tensor, (shape, dtype), block.offset, storage, _count_uses(storage))
+    return _Kept(tensor, (shape, dtype), block.offset, StorageUse(tensor))
 
 
 class PeerOutputs:
@@ -77,13 +68,13 @@ class PeerOutputs:
         that was kept, which is fast. Callers that hold more get new memory."""
         layout = (shape, dtype)
         last = self._last.get(layout)
-        if last is not None and last.is_free():
+        if last is not None and last.use.has_ended():
             return last.given(layout)
         count = math.prod(shape)
         size = -(-max(count * dtype.itemsize, 1) // _GRAIN) * _GRAIN
         kept = self._kept.setdefault(size, [])
-        found = next((one for one in kept if one.is_free()), None)
-        if found is None and _count_uses is not None and len(kept) < _MOST_KEPT:
+        found = next((one for one in kept if one.use.has_ended()), None)
+        if found is None and CAN_TELL and len(kept) < _MOST_KEPT:
             found = _keep(allocate(size), shape, dtype)
             kept.append(found)
         if found is not None:

@@ -10,8 +10,6 @@ from __future__ import annotations
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from weft.errors import Error
 from weft.fabric.interface import Exposed, Program
 from weft.fabric.outcomes import AGAIN, CORRUPT, OK, TIMEOUT, Outcome
@@ -48,8 +46,8 @@ class ProcessCall:
         self.fabric = fabric
         self.label = proposal.operation
         """The name of this call in error messages."""
-        self.shared: dict[str, torch.Tensor] = {}
-        """The bytes of the workspaces that peers touch."""
+        self.shared: dict[str, SharedBlock] = {}
+        """The workspaces that peers touch."""
         self._proposal = proposal
         self._exposed = exposed
         self._expected = expected
@@ -59,14 +57,14 @@ class ProcessCall:
     def __enter__(self) -> ProcessCall:
         fabric = self.fabric
         fabric.lock.acquire()
+        entering = False
         try:
             self.number = fabric.number if self._entered else fabric.next_call()
-            try:
-                self._enter()
-            except BaseException as error:
+            entering = True
+            self._enter()
+        except BaseException as error:
+            if entering:
                 self._break_off(error)
-                raise
-        except BaseException:
             fabric.lock.release()
             raise
         return self
@@ -81,7 +79,8 @@ class ProcessCall:
             self.meet()
             raise
         if not self._entered:
-            self._post(proposal, offsets, getattr(self._expected, "engines", None))
+            engines = None if self._expected is None else getattr(self._expected, "engines", None)
+            self._post(proposal, offsets, engines)
 
     def _place(self) -> list[int]:
         """Places the memory that peers may touch; returns its offsets, for the header."""
@@ -96,13 +95,13 @@ class ProcessCall:
             self._place_block(name, memory.workspace(name, size, turn), offsets)
         for name, block in self.fabric.reach.relays(self.number).items():
             self._place_block(name, block, offsets)
-        for output in outputs.values():
-            offsets.append(output.offset)
+        if outputs:
+            offsets += [output.offset for output in outputs.values()]
         return offsets
 
     def _place_block(self, name: str, block: SharedBlock, offsets: list[int]) -> None:
         offsets.append(block.offset)
-        self.shared[name] = block.memory
+        self.shared[name] = block
 
     def _post(self, proposal: Proposal, offsets: list[int], engines: Any) -> None:
         self.fabric.reach.enter(

@@ -120,11 +120,14 @@ class ProcessFlight:
         flight, native = self._flight, self._native
         self._agree()
         for rank, counter in signals.waits:
-            outcome = self._fabric.wait(
-                lambda r=rank, c=counter: native.wait(flight, r, c),  # type: ignore[misc]
-                self._program.label,
-                f"what {task.label!r} needs",
-            )
+            outcome = native.wait(flight, rank, counter)
+            if outcome[0] != OK:
+                outcome = self._fabric.wait(
+                    lambda r=rank, c=counter: native.wait(flight, r, c),  # type: ignore[misc]
+                    self._program.label,
+                    f"what {task.label!r} needs",
+                    outcome,
+                )
             if outcome[0] == CANCELLED:
                 self._engine_failed(task.label)
 
@@ -161,11 +164,14 @@ class ProcessFlight:
             self._agree()
             return
         flight, native, seen = self._flight, self._native, self._seen
-        outcome = self._fabric.wait(
-            lambda: native.wait_doorbell(flight, seen),
-            self._program.label,
-            f"what {waiting.label!r} needs",
-        )
+        outcome = native.wait_doorbell(flight, seen)
+        if outcome[0] != OK:
+            outcome = self._fabric.wait(
+                lambda: native.wait_doorbell(flight, seen),
+                self._program.label,
+                f"what {waiting.label!r} needs",
+                outcome,
+            )
         if outcome[0] == CANCELLED or native.outcome(flight)[0] != OK:
             self._engine_failed(waiting.label)
 
@@ -224,9 +230,14 @@ class ProcessFlight:
         flight = self._flight
         if flight is not None:
             # Copies that no task of this rank waits for may still run.
-            outcome = self._fabric.wait(
-                lambda: self._native.finish(flight), self._program.label, "its own copy engines"
-            )
+            outcome = self._native.finish(flight)
+            if outcome[0] != OK:
+                outcome = self._fabric.wait(
+                    lambda: self._native.finish(flight),
+                    self._program.label,
+                    "its own copy engines",
+                    outcome,
+                )
             if outcome[0] != OK:
                 self._engine_failed("the end of the call")
         return Ended(self._timeline()) if self._record else UNRECORDED

@@ -1,0 +1,64 @@
+// Helpers of engines: every byte is copied once, whoever does it, and nobody helps where no core is free.
+#include "copiers.h"
+
+#include <thread>
+#include <vector>
+
+#include "check.h"
+
+using namespace weft;
+
+namespace {
+
+constexpr uint64_t kGuard = 64;
+
+// Copies so many rows with helpers, and compares every byte of the target and around it.
+void check_copy(Copiers& copiers, uint64_t rows, uint64_t row_bytes, uint64_t gap) {
+  const uint64_t pitch = row_bytes + gap;
+  std::vector<char> source(rows * pitch + 1), target(rows * pitch + 2 * kGuard, 'g');
+  for (uint64_t i = 0; i < source.size(); ++i) source[i] = char(i * 31 + i / 251);
+  copiers.copy({target.data() + kGuard, pitch, source.data(), pitch, rows, row_bytes});
+  for (uint64_t row = 0; row < rows; ++row)
+    for (uint64_t i = 0; i < pitch; ++i) {
+      const uint64_t at = row * pitch + i;
+      const char wanted = i < row_bytes ? source[at] : 'g';
+      if (target[kGuard + at] != wanted) CHECK_SAME(at, UINT64_MAX);
+    }
+  CHECK(target[kGuard - 1] == 'g' && target[kGuard + rows * pitch] == 'g');
+}
+
+TEST(helpers_copy_every_byte_once) {
+  Copiers copiers(4);
+  copiers.leave(1);
+  check_copy(copiers, 1, (5 << 20) + 77, 0);   // one run that is no whole number of parts
+  check_copy(copiers, 3001, 1000, 0);          // rows that follow each other
+  check_copy(copiers, 701, 4099, 13);          // rows apart
+  check_copy(copiers, 5, 700'000, 100);        // rows larger than a part
+  CHECK_SAME(copiers.started(), 3);
+}
+
+TEST(engines_share_their_helpers) {
+  Copiers copiers(3);
+  copiers.leave(1);
+  std::vector<std::thread> engines;
+  for (int engine = 0; engine < 3; ++engine)
+    engines.emplace_back([&] {
+      for (int turn = 0; turn < 10; ++turn) check_copy(copiers, 600, 4096, turn % 2 ? 64 : 0);
+    });
+  for (auto& engine : engines) engine.join();
+  CHECK_SAME(copiers.started(), 2);
+}
+
+TEST(nobody_helps_where_no_core_is_free_or_little_is_copied) {
+  Copiers copiers(4);
+  check_copy(copiers, 1, 4 << 20, 0);  // nothing was said yet
+  copiers.leave(4);
+  check_copy(copiers, 1, 4 << 20, 0);
+  copiers.leave(9);
+  check_copy(copiers, 1, 4 << 20, 0);
+  copiers.leave(1);
+  check_copy(copiers, 1, 1 << 20, 0);
+  CHECK_SAME(copiers.started(), 0);
+}
+
+}  // namespace
