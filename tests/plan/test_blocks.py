@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from weft.operation import find
-from weft.plan.blocks import SMALLEST, Block, Taper, cut_blocks, depth_of
+from weft.plan import network
+from weft.plan.blocks import SMALLEST, Block, Taper, cut_blocks, depth_of, growing_blocks
 from weft.plan.tasks import Copy
 from weft.schedule import Schedule
 
@@ -64,13 +65,26 @@ def test_small_products_are_not_cut_finer(taper: Taper) -> None:
     assert len(cut_blocks(4096, 4096, 1, taper)) == 1
 
 
-@pytest.mark.parametrize("name", ["all_gather_matmul", "all_to_all_matmul"])
-def test_the_last_chunk_that_arrives_is_small(name: str) -> None:
-    def rows(schedule: str, m: int) -> list[int]:
-        plan = find(name).of(m, 64, 64, 2).lower(Schedule.parse(schedule))
-        return [t.source.rows for t in plan.tasks if isinstance(t, Copy) and t.rank == 0]
+@pytest.mark.parametrize("world", [2, 3, 8])
+@pytest.mark.parametrize("size", SIZES)
+def test_growing_blocks_follow_each_other_and_grow(size: tuple[int, int], world: int) -> None:
+    rows, columns = size
+    blocks = growing_blocks(rows, columns, world)
+    assert sum(map(area, blocks)) == rows * columns
+    assert all(map(area, blocks))
+    assert list(map(area, blocks)) == sorted(map(area, blocks))
+    whole = {(column, wide) for _, _, column, wide in blocks} <= {(0, columns)}
+    assert whole or {(row, high) for row, high, _, _ in blocks} <= {(0, rows)}
+    ends = [row + high if whole else column + wide for row, high, column, wide in blocks]
+    begins = [row if whole else column for row, _, column, _ in blocks]
+    assert begins == [0, *ends][: len(begins)]
 
-    assert rows("adaptive@dma", 2048) == [32] * 31 + [16, 16]
-    assert rows("adaptive:4@dma", 2048) == [256] * 4
-    assert rows("adaptive@dma", 256) == [16] * 7 + [8, 8]
-    assert rows("hetero-unfused-1d:4@dma", 2048) == [256] * 4
+
+def test_between_machines_products_leave_as_whole_rows() -> None:
+    """The network would have to copy parts of rows before it sends them."""
+    for name in ("matmul_reduce_scatter", "matmul_all_to_all"):
+        plan = network.lower(find(name).of(2048, 1024, 64, 2), Schedule.parse("adaptive"), (0, 1))
+        copies = [task for task in plan.tasks if isinstance(task, Copy) and task.rank == 0]
+        assert len(copies) > 3
+        assert {copy.source.columns for copy in copies} == {1024}
+        assert copies[0].source.rows == 64

@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from weft.benchmarks import Check, Result, part
 from weft.measure.launch import Report, all_gather_flat, launch
-from weft.measure.other_libraries import Library, Times, find_deepspeed, find_mpich
+from weft.measure.other_libraries import OtherLibrary, Times, find_deepspeed, find_mpich
 
 WORLDS = (2, 4)
 KIB = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)
@@ -41,7 +41,7 @@ def run(report: Report) -> Result:
     checks: list[Check] = []
     report(0.0, "looking for MPICH and DeepSpeed")
     found = [find_mpich(), find_deepspeed()]
-    libraries = [library for library in found if isinstance(library, Library)]
+    libraries = [library for library in found if isinstance(library, OtherLibrary)]
     for number, world in enumerate(WORLDS):
         medians = _measure_world(world, libraries, part(report, number, len(WORLDS)))
         rows += _rows(world, medians)
@@ -52,7 +52,7 @@ def run(report: Report) -> Result:
     return Result(headers, rows, checks)
 
 
-def _measure_world(world: int, libraries: list[Library], report: Report) -> Medians:
+def _measure_world(world: int, libraries: list[OtherLibrary], report: Report) -> Medians:
     medians: Medians = {}
 
     def keep(arm: str, times: Times) -> None:

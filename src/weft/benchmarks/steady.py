@@ -34,7 +34,7 @@ HEADERS = ("what", "of ideal %", "quartiles", "lowest", "highest", "time / ideal
 
 
 @dataclass(frozen=True)
-class Run:
+class SteadyRun:
     """What one run reached. ratio: its time over the ideal, the longer of compute alone and
     communication alone."""
 
@@ -46,7 +46,7 @@ def run(report: Report) -> Result:
     """Five operators and two collectives beside a GEMM on 2 ranks, fp32. The runs of all of them
     take turns."""
     cases = measured.host_cases(("cb",), ("balanced",))
-    found: dict[str, list[Run]] = {}
+    found: dict[str, list[SteadyRun]] = {}
     with keeping(lambda: _result(found) if found else None):
         for number in range(RUNS):
             progress = part(report, number, RUNS)
@@ -61,7 +61,7 @@ def run(report: Report) -> Result:
 
 def quick(report: Report) -> Result:
     """Two operators of a small shape, with few runs and rounds."""
-    found: dict[str, list[Run]] = {name: [] for name in QUICK_NAMES}
+    found: dict[str, list[SteadyRun]] = {name: [] for name in QUICK_NAMES}
     for number in range(QUICK_RUNS):
         progress = part(report, number, QUICK_RUNS)
         for place, name in enumerate(QUICK_NAMES):
@@ -70,26 +70,26 @@ def quick(report: Report) -> Result:
     return _result(found)
 
 
-def _operator(name: str, shape: tuple[int, int, int], repeat: int, report: Report) -> Run:
+def _operator(name: str, shape: tuple[int, int, int], repeat: int, report: Report) -> SteadyRun:
     operation, link = find(name).of(*shape, WORLD), LinkSpec.parse("balanced")
     result = measure(operation, link, [Schedule.parse(SCHEDULE)], repeat=repeat, report=report)
     arm = result.arm(SCHEDULE)
-    return Run(arm.percent_of_ideal, arm.seconds / result.ideal)
+    return SteadyRun(arm.percent_of_ideal, arm.seconds / result.ideal)
 
 
-def _beside(cases: Sequence[measured.HostCase], report: Report) -> dict[str, Run]:
+def _beside(cases: Sequence[measured.HostCase], report: Report) -> dict[str, SteadyRun]:
     study = measured.measure(
         cases, world=WORLD, strategies=(STRATEGY,), repeat=REPEAT_BESIDE, report=report
     )
     found = {}
     for scenario in study.scenarios:
         outcome = scenario.outcomes[STRATEGY]
-        reached = Run(outcome.percent_of_ideal, outcome.seconds / scenario.ideal)
+        reached = SteadyRun(outcome.percent_of_ideal, outcome.seconds / scenario.ideal)
         found[f"GEMM beside {scenario.case.collective}"] = reached
     return found
 
 
-def _result(found: dict[str, list[Run]]) -> Result:
+def _result(found: dict[str, list[SteadyRun]]) -> Result:
     rows: list[list[str | float]] = []
     checks = []
     for name, runs in found.items():

@@ -28,7 +28,7 @@ Times = dict[tuple[str, int], list[float]]
 
 
 @dataclass(frozen=True)
-class Library:
+class OtherLibrary:
     """A library that was found. `measure(world, sizes)` is one run of it, empty if that fails.
 
     spins: whether its ranks never give way while they wait, so that each needs a core of its own.
@@ -123,7 +123,7 @@ measure(rank, prepare, lambda: add(one))
 )
 
 
-def find_mpich() -> Library | str:
+def find_mpich() -> OtherLibrary | str:
     """MPICH next to this Python or to that of WEFT_MPI_PYTHON, or why it cannot be measured."""
     python = os.environ.get("WEFT_MPI_PYTHON", sys.executable)
     beside = Path(python).parent / "mpiexec"
@@ -135,10 +135,10 @@ def find_mpich() -> Library | str:
         command = [mpiexec, "-n", str(world), python, "-c", _MPICH]
         return _read([[*command, json.dumps(sizes), _cores(world)]])
 
-    return Library("MPICH", False, measure)
+    return OtherLibrary("MPICH", False, measure)
 
 
-def find_deepspeed() -> Library | str:
+def find_deepspeed() -> OtherLibrary | str:
     """DeepSpeed of this Python or of WEFT_DEEPSPEED_PYTHON, compiled, or why it cannot be
     measured."""
     python = os.environ.get("WEFT_DEEPSPEED_PYTHON", sys.executable)
@@ -166,7 +166,7 @@ def find_deepspeed() -> Library | str:
                 for left in Path("/dev/shm").glob(f"deepspeed_allreduce_buffer_*_{mark}_*"):
                     left.unlink(missing_ok=True)
 
-    return Library("DeepSpeed", True, measure)
+    return OtherLibrary("DeepSpeed", True, measure)
 
 
 def _environment(python: str) -> dict[str, str]:

@@ -82,7 +82,7 @@ def record(gradient: Gradient, positional: tuple[Any, ...], keywords: dict[str, 
             tensors += positional[at]
         else:
             tensors.append(positional[at])
-    made = _Recorded.apply(gradient, positional, keywords, *tensors)  # type: ignore[no-untyped-call]
+    made = _apply(gradient, positional, keywords, *tensors)
     listed = gradient.listed
     return made if listed is None else _structured(listed, made)
 
@@ -135,6 +135,10 @@ class _Recorded(torch.autograd.Function):
             else:
                 flat.append(found[at])
         return tuple(flat)
+
+
+_apply: Callable[..., Any] = super(torch.autograd.Function, _Recorded).apply
+"""Without what `Function.apply` does for transforms of torch.func, which do not come here."""
 
 
 def _structured(listed: tuple[bool, ...], flat: Sequence[Any]) -> Any:

@@ -20,15 +20,11 @@ from functools import lru_cache
 from typing import Protocol
 
 from weft.dtype import NARROW, accumulator
-from weft.operation import result_dtype, starts
+from weft.operation import result_dtype, split, starts
 from weft.plan.builder import Builder, refuse_impossible
 from weft.plan.order import slices
 from weft.plan.tasks import Buffer, Plan, Plannable, Region
 from weft.schedule import Schedule
-
-FEWEST_ROWS = 8
-"""The fewest rows of half a chunk. A GEMM of fewer rows takes as long as one of this many: it reads
-all of w."""
 
 
 class Gathering(Plannable, Protocol):
@@ -347,28 +343,25 @@ class _GatherRank:
 
     def _steps(self) -> list[list[tuple[int, int, int]]]:
         """(source, row, rows) of the chunks of every step, without empty chunks."""
-        cuts = {source: self._cut(self.rows[source]) for source in self.sources}
-        longest = max(map(len, cuts.values()), default=0)
-        return [
-            [(source, *cut[number]) for source, cut in cuts.items() if number < len(cut)]
-            for number in range(longest)
-        ]
-
-    def _cut(self, rows: int) -> list[tuple[int, int]]:
-        """(first row, rows) of the chunks of a shard. By default adaptive halves the last chunk,
-        because nothing hides its GEMM."""
-        cut = [part for part in slices(rows, self.depth) if part[1]]
-        schedule = self.builder.schedule
-        if schedule.fusion == "adaptive" and schedule.depth is None and len(cut) > 1:
-            row, last = cut[-1]
-            if last >= 2 * FEWEST_ROWS:
-                cut[-1:] = [(row + at, size) for at, size in slices(last, 2)]
-        return cut
+        cuts = {source: split(self.rows[source], self.depth) for source in self.sources}
+        reached = dict.fromkeys(self.sources, 0)
+        steps = []
+        for number in range(min(self.depth, max(self.rows))):
+            step = []
+            for source in self.sources:
+                rows = cuts[source][number]
+                if rows:
+                    step.append((source, reached[source], rows))
+                    reached[source] += rows
+            if step:
+                steps.append(step)
+        return steps
 
     def _row_chunks(self) -> list[tuple[int, int, int]]:
         """All chunks in the order in which they are requested."""
         if self.builder.schedule.pattern == "peer":
-            return [(s, *part) for s in self.sources for part in self._cut(self.rows[s])]
+            cut = {s: slices(self.rows[s], self.depth) for s in self.sources}
+            return [(s, row, rows) for s in self.sources for row, rows in cut[s]]
         return [chunk for step in self._steps() for chunk in step]
 
     def _adjacent(self, step: list[tuple[int, int, int]]) -> bool:
