@@ -112,8 +112,7 @@ def _connect(doors, seconds=10.0):
 def test_every_rank_has_a_wire_to_every_other():
     doors = [Door(3) for _ in range(3)]
     # A stranger that knows the port, but not the word.
-    port = doors[0].card["port"]
-    with socket.create_connection(("127.0.0.1", port)) as stranger:
+    with socket.create_connection(doors[0].card["doors"][0]) as stranger:
         stranger.sendall(b"\x01\x00\x00\x00" + b"guess" * 4)
         made = _connect(doors)
     for rank, wires in enumerate(made):
@@ -126,6 +125,13 @@ def test_every_rank_has_a_wire_to_every_other():
         wires.forget()
     for door in doors:
         door.close()
+
+
+def test_a_rank_listens_on_the_named_interface_only(monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    door = Door(2)
+    assert [address for address, _ in door.card["doors"]] == ["127.0.0.1"]
+    door.close()
 
 
 def test_no_way_to_a_peer_is_said():

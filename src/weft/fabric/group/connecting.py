@@ -1,8 +1,8 @@
 """Connects the wires of a rank (`wires.py`): every rank listens, and connects to those before it.
 
-The addresses are those that gloo would use: of the interface GLOO_SOCKET_IFNAME, or of the host's
-name. A connection begins with the rank that made it and with the word of the rank that listens,
-which only ranks of the group know.
+A rank listens only on the addresses that gloo would use: of the interface GLOO_SOCKET_IFNAME, or of
+the host's name. A connection begins with the rank that made it and with the word of the rank that
+listens, which only ranks of the group know.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
+import select
 import socket
 import struct
 import time
@@ -31,14 +32,14 @@ class Door:
     """Where a rank listens for those after it."""
 
     def __init__(self, world: int) -> None:
-        self._listener = _listener(world)
+        self._listeners = _listeners(world)
         self._word = secrets.token_bytes(_WORD_BYTES)
 
     @property
     def card(self) -> dict[str, Any]:
         """What peers must know to connect."""
-        port = self._listener.getsockname()[1]
-        return {"addresses": _addresses(), "port": port, "word": self._word.hex()}
+        doors = [listener.getsockname()[:2] for listener in self._listeners]
+        return {"doors": doors, "word": self._word.hex()}
 
     def connect(
         self,
@@ -69,18 +70,21 @@ class Door:
         return Wires(wires)
 
     def close(self) -> None:
-        self._listener.close()
+        for listener in self._listeners:
+            listener.close()
 
     def _accept(self, wires: dict[int, socket.socket], rank: int, world: int) -> None:
         """Adds the next rank that connects, if one does soon."""
-        self._listener.settimeout(_LOOK)
+        ready, _, _ = select.select(self._listeners, [], [], _LOOK)
+        if not ready:
+            return
         with suppress(OSError):
-            wire, _ = self._listener.accept()
+            wire, _ = ready[0].accept()
             wire.settimeout(_LOOK)
             peer, word = _HELLO.unpack(
                 wire.recv(_HELLO.size, socket.MSG_WAITALL).ljust(_HELLO.size)
             )
-            if word == self._word and rank < peer < world:
+            if secrets.compare_digest(word, self._word) and rank < peer < world:
                 wires[peer] = wire
             else:
                 wire.close()
@@ -89,16 +93,17 @@ class Door:
 def _connected(rank: int, card: Mapping[str, Any], until: float) -> socket.socket:
     """A connection to the door of a peer."""
     failure: OSError | None = None
-    for address in card["addresses"]:
+    for address, port in card["doors"]:
         try:
             left = max(until - time.monotonic(), 0.1)
-            wire = socket.create_connection((address, card["port"]), timeout=left)
+            wire = socket.create_connection((address, port), timeout=left)
             wire.sendall(_HELLO.pack(rank, bytes.fromhex(card["word"])))
         except OSError as error:
             failure = error
         else:
             return wire
-    raise Unsupported(_no_way(f"{', '.join(card['addresses'])}: {failure}"))
+    addresses = ", ".join(address for address, _ in card["doors"])
+    raise Unsupported(_no_way(f"{addresses}: {failure}"))
 
 
 def _no_way(why: str) -> str:
@@ -108,13 +113,13 @@ def _no_way(why: str) -> str:
     )
 
 
-def _listener(world: int) -> socket.socket:
-    if socket.has_dualstack_ipv6():
-        with suppress(OSError):  # the kernel knows IPv6, but this host does not use it
-            return socket.create_server(
-                ("", 0), family=socket.AF_INET6, backlog=world, dualstack_ipv6=True
-            )
-    return socket.create_server(("", 0), backlog=world)
+def _listeners(world: int) -> list[socket.socket]:
+    found = []
+    for address in _addresses():
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        with suppress(OSError):  # the name has an address that this host does not
+            found.append(socket.create_server((address, 0), family=family, backlog=world))
+    return found or [socket.create_server(("127.0.0.1", 0), backlog=world)]
 
 
 def _addresses() -> list[str]:
