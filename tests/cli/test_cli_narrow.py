@@ -14,8 +14,7 @@ from weft.benchmarks import Check, Result
 from weft.cli import bench, calibrate, console, doctor_gpu, soak, triton, tune
 from weft.machine import load, names
 from weft.machine.description import HostCores
-from weft.measure.gpu.finding import POINTS, Examination
-from weft.measure.gpu.finding import Check as GpuCheck
+from weft.measure.gpu.finding import POINTS, Examination, Finding
 from weft.measure.soak.soaking import Findings
 from weft.schedule import Schedule
 from weft.select import store
@@ -136,7 +135,7 @@ def _compiled() -> None:
 def _examined() -> None:
     found = "a finding of many words that says what was found here, and then some more of it"
     checks = [
-        GpuCheck(point, "all_gather_matmul, 8 ranks", state, found, "do this, then try again")
+        Finding(point, "all_gather_matmul, 8 ranks", state, found, "do this, then try again")
         for point in POINTS
         for state in ("ok", "not", "unknown")
     ]

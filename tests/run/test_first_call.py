@@ -78,6 +78,7 @@ STAGES = {
     "opened": (opening, "exchange"),
     "connecting": (several_machines, "open_transport"),
     "connected": (several_machines, "exchange"),
+    "wired": (several_machines, "exchange"),
 }
 """Where ranks wait for each other in the first call: the name of the exchange, and who makes it."""
 
@@ -121,7 +122,7 @@ def test_every_exchange_is_a_stage():
 @pytest.mark.parametrize("ends", [True, False], ids=["killed", "interrupted"])
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_rank_is_gone_in_the_first_call(fresh_ranks, stage, ends):
-    network = stage.startswith("connect")
+    network = STAGES[stage][0] is several_machines
     pool = fresh_ranks(2, WEFT_FABRIC="flat" if network else "auto")
     first, second = pool.start(gone_at, stage, ends).outcomes(within=40)
     assert first.error is None, first.trace

@@ -33,7 +33,7 @@ class HeapMemory:
         self._alone = alone
         self._stage: list[_native.Block | None] = [None, None]
         self._shared: dict[tuple[str, int], SharedBlock] = {}
-        self._workspace = SharedBlock.of(torch.empty(0, dtype=torch.uint8, device="cpu"))
+        self._workspace: SharedBlock | None = None
         self.outputs = PeerOutputs()
 
     @property
@@ -93,7 +93,7 @@ class HeapMemory:
 
     def private(self, size: int) -> SharedBlock:
         """Private memory for one call at a time. It is kept between calls."""
-        if self._workspace.size < size:
+        if self._workspace is None or self._workspace.size < size:
             with torch.inference_mode(False):  # later calls may be outside of it
                 self._workspace = SharedBlock.of(torch.empty(size, dtype=torch.uint8, device="cpu"))
         return self._workspace
