@@ -66,23 +66,23 @@ Parallel parallel() {
 //
 // The runtime's own barriers order all memory; `next` and `done` order it once more, because a thread
 // sanitizer does not see into the runtime: what the caller wrote before is released by its store to
-// `next`, which every thread acquires with the part that it takes; what the threads write is released
-// by their addition to `done`, which the caller acquires.
+// `next`, which every thread acquires with the part that it takes; what the threads did is released by
+// their last addition to `done`, which the caller acquires. For the same reason a team is not made anew
+// for every task: its atomics would be initialised by plain writes, which nothing orders there.
 struct Team {
-  void (*part)(void*, size_t);
-  void* data;
-  size_t parts;
+  void (*part)(void*, size_t) = nullptr;
+  void* data = nullptr;
+  size_t parts = 0;
+  bool works = false;
   std::atomic<size_t> next{0}, done{0};
 
   void work() {
-    for (;;) {
-      const size_t i = next.fetch_add(1, std::memory_order_acq_rel);
-      if (i >= parts) break;
-      part(data, i);
-      done.fetch_add(1, std::memory_order_release);
-    }
+    for (size_t i; (i = next.fetch_add(1, std::memory_order_acq_rel)) < parts;) part(data, i);
+    done.fetch_add(1, std::memory_order_release);
   }
 };
+
+constinit thread_local Team team;  // of the thread that has the task
 
 }  // namespace
 
@@ -96,16 +96,20 @@ int torch_threads() {
 int team_threads() { return gettid() == getpid() ? torch_threads() : 1; }
 
 void run_parts(int threads, size_t parts, void (*part)(void*, size_t), void* data) {
-  const Parallel run = threads > 1 && parts > 1 ? parallel() : nullptr;
+  const Parallel run = threads > 1 && parts > 1 && !team.works ? parallel() : nullptr;
   if (!run) {
     for (size_t i = 0; i < parts; ++i) part(data, i);
     return;
   }
-  Team team{part, data, parts};
+  team.part = part;
+  team.data = data;
+  team.parts = parts;
+  team.works = true;
   team.next.store(0, std::memory_order_release);
   const unsigned wanted = unsigned(std::min<size_t>(size_t(threads), parts));
   run([](void* shared) { static_cast<Team*>(shared)->work(); }, &team, wanted, 0);
   (void)team.done.load(std::memory_order_acquire);
+  team.works = false;
 }
 
 }  // namespace weft
