@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from weft.benchmarks import Check, Result, part
+from weft.benchmarks.operators import NAMES, QUICK_NAMES, QUICK_SHAPE, WORLD, K, M, N
 from weft.errors import keeping
 from weft.measure.launch import Report
 from weft.measure.link_spec import LinkSpec
@@ -16,19 +17,10 @@ from weft.operation import find
 from weft.schedule import Schedule
 from weft.study.c3 import measured
 
-NAMES = (
-    "all_gather_matmul",
-    "matmul_reduce_scatter",
-    "matmul_all_reduce",
-    "all_to_all_matmul",
-    "matmul_all_to_all",
-)
-M, N, K, WORLD = 2048, 1024, 2048, 2
 SCHEDULE, STRATEGY = "adaptive@dma", "dma"
 RUNS = 10
 REPEAT, REPEAT_BESIDE = 7, 15
-QUICK_NAMES = ("all_gather_matmul", "matmul_reduce_scatter")
-QUICK_SHAPE, QUICK_RUNS, QUICK_REPEAT = (1024, 512, 1024), 2, 3
+QUICK_RUNS, QUICK_REPEAT = 2, 3
 
 HEADERS = ("what", "of ideal %", "quartiles", "lowest", "highest", "time / ideal")
 
