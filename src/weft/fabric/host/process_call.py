@@ -14,7 +14,7 @@ from weft.errors import Error
 from weft.fabric.interface import Exposed, Program
 from weft.fabric.outcomes import AGAIN, CORRUPT, OK, TIMEOUT, Outcome
 from weft.fabric.proposal import Proposal, check_same
-from weft.fabric.reach import SharedBlock
+from weft.fabric.reach import WorkspaceBlock
 
 if TYPE_CHECKING:
     from weft.fabric.processes import ProcessFabric
@@ -46,7 +46,7 @@ class ProcessCall:
         self.fabric = fabric
         self.label = proposal.operation
         """The name of this call in error messages."""
-        self.shared: dict[str, SharedBlock] = {}
+        self.shared: dict[str, WorkspaceBlock] = {}
         """The workspaces that peers touch."""
         self._proposal = proposal
         self._exposed = exposed
@@ -99,7 +99,7 @@ class ProcessCall:
             offsets += [output.offset for output in outputs.values()]
         return offsets
 
-    def _place_block(self, name: str, block: SharedBlock, offsets: list[int]) -> None:
+    def _place_block(self, name: str, block: WorkspaceBlock, offsets: list[int]) -> None:
         offsets.append(block.offset)
         self.shared[name] = block
 
