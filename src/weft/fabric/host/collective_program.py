@@ -156,7 +156,8 @@ class CollectiveProgram:
         headers of the ranks are not those that the plan was made for."""
         fabric, channel = self.fabric, self._channel
         if not self._moves:
-            self._agree(call)
+            if not fabric.agree(call, self._signatures, fabric.deadline_ns(), self.label):
+                raise Disagree
             return None
         patience = nanoseconds(fabric.deadline)
         at, into = source.data_ptr() or _EMPTY, target.data_ptr() or _EMPTY
@@ -169,17 +170,6 @@ class CollectiveProgram:
         if outcome[0] != OK:
             raise fabric.failure(outcome, self.label, self._waiting_for)
         return job
-
-    def _agree(self, call: int) -> None:
-        """Waits until every rank has entered, with the headers that the plan was made for."""
-        fabric, deadline = self.fabric, self.fabric.deadline_ns()
-        outcome = fabric.wait(
-            lambda: fabric.heap.agree(call, self._signatures, deadline),
-            self.label,
-            "all ranks to enter the call",
-        )
-        if outcome[0] == DISAGREE:
-            raise Disagree
 
 
 class CollectiveFlight:

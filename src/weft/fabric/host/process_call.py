@@ -114,12 +114,7 @@ class ProcessCall:
 
     def meet(self) -> None:
         """Waits until every rank has entered the call."""
-        fabric, deadline = self.fabric, self.fabric.deadline_ns()
-        fabric.wait(
-            lambda: fabric.native.agree(self.number, [], deadline),
-            self.label,
-            "all ranks to enter the call",
-        )
+        self.fabric.agree(self.number, (), self.fabric.deadline_ns(), self.label)
 
     def proposals(self) -> list[Proposal]:
         self.meet()
