@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,9 @@ from ranks import integers, product
 
 import weft
 from weft.fabric import of
+from weft.fabric.host.collective_program import collective_of
+from weft.plan.all_gather_matmul import AllGatherMatmul
+from weft.plan.all_to_all_matmul import AllToAllMatmul
 from weft.run import session as sessions
 from weft.schedule import Schedule
 from weft.select import auto
@@ -35,6 +39,40 @@ def _force(name: str | None) -> None:
     if dist.get_rank() == 0:
         memory.forced = None if name is None else Choice(Schedule.parse(name), "for a test")
         memory.observer = lambda operation, seconds: None
+
+
+# -- which plans -----------------------------------------------------------------------------------
+
+
+class Outside:
+    """An operation that the fabric does not know, with all that another one says."""
+
+    def __init__(self, known: AllGatherMatmul) -> None:
+        self.known = known
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.known, name)
+
+
+def test_any_operation_can_have_a_collective():
+    plan = AllGatherMatmul((3, 0), ((4, 1), (5, 2)), 7).lower(Schedule.parse("serial"))
+    found = collective_of(replace(plan, operation=Outside(plan.operation)), 1)
+    assert found is not None
+    assert (found.kind.name, found.given, found.taken) == ("all_gather", (0,), (3, 0))
+    assert (found.rows, found.columns, found.weights) == (3, 7, 2)
+
+
+def test_what_is_no_single_collective():
+    op = AllToAllMatmul.of(8, 4, 2, 2)
+    cases = [
+        (op, "serial", True),
+        (op, "shard-p2p", False),
+        (replace(op, result="float64"), "serial", False),
+        (AllToAllMatmul(((1, 2, 3, 4),) * 2, ((4,),) * 2, 2, experts=2), "serial", False),
+    ]
+    for operation, schedule, is_one in cases:
+        plan = operation.lower(Schedule.parse(schedule))
+        assert (collective_of(plan, 0) is not None) == is_one, (operation, schedule)
 
 
 # -- no staging ------------------------------------------------------------------------------------

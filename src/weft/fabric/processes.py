@@ -163,6 +163,20 @@ class ProcessFabric:
             if outcome[0] != AGAIN:
                 raise self.failure(outcome, doing, waiting_for)
 
+    def agree(self, call: int, signatures: Sequence[int], deadline: int, doing: str) -> bool:
+        """Waits until every rank has entered a call. Returns whether with these signatures, if any
+        are given."""
+        native = self.native
+        outcome = native.agree(call, signatures, deadline)
+        if outcome[0] != OK:
+            outcome = self.wait(
+                lambda: native.agree(call, signatures, deadline),
+                doing,
+                "all ranks to enter the call",
+                outcome,
+            )
+        return outcome[0] != DISAGREE
+
     # -- faults ------------------------------------------------------------------------------------
 
     def failure(self, outcome: Outcome, doing: str, waiting_for: str) -> Error:

@@ -21,10 +21,10 @@ from weft.schedule import Schedule
 from weft.strategy import Strategy
 
 
-class SharedBlock(NamedTuple):
-    """Workspace in this rank's part of the heap: its offset for peers, and its memory. parts: the
-    tensors of buffers in it, by where they begin, their dtype and their sizes. They are made once,
-    and go when the block goes."""
+class WorkspaceBlock(NamedTuple):
+    """Workspace of this rank. offset: where peers find it in the heap; -1 if it is private. parts:
+    the tensors of buffers in it, by where they begin, their dtype and their sizes. They are made
+    once, and go when the block goes."""
 
     offset: int
     memory: torch.Tensor
@@ -33,8 +33,8 @@ class SharedBlock(NamedTuple):
     parts: dict[tuple[int, str, int, int], torch.Tensor]
 
     @classmethod
-    def of(cls, memory: torch.Tensor, offset: int = -1) -> SharedBlock:
-        """Workspace that has just been allocated; without an offset, it is of this rank alone."""
+    def of(cls, memory: torch.Tensor, offset: int = -1) -> WorkspaceBlock:
+        """Workspace that has just been allocated."""
         return cls(offset, memory, memory.data_ptr(), memory.numel(), {})
 
 
@@ -111,7 +111,7 @@ class Reach(Protocol):
     ) -> Any:
         """Starts a program on the buffers of this rank."""
 
-    def relays(self, call: int) -> dict[str, SharedBlock]:
+    def relays(self, call: int) -> dict[str, WorkspaceBlock]:
         """Workspace of a call that every call exposes. Its size is only a limit."""
 
     def loss(self, outcome: Outcome, where: str) -> Error | None:

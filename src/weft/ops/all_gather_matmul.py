@@ -134,7 +134,6 @@ def all_gather_matmul(
     if dispatched([x_shard, *weights], out):
         gathered, ys = through_torch(
             OPERATOR,
-            torch.ops.weft.all_gather_matmul,
             x_shard,
             weights,
             gather_dim,

@@ -149,7 +149,6 @@ def all_to_all_matmul(
     if dispatched([x, w], out, [in_splits, out_splits]):
         received, y = through_torch(
             OPERATOR,
-            torch.ops.weft.all_to_all_matmul,
             x,
             w,
             in_splits,
@@ -183,7 +182,6 @@ def _grouped(
         keep = return_gathered or differentiated(weights)
         made = through_torch(
             grouped.OPERATOR,
-            torch.ops.weft.all_to_all_grouped_matmul,
             x,
             weights,
             in_splits,

@@ -75,10 +75,9 @@ def matmul_all_reduce(
     """
     graph = torch.compiler.is_compiling() or torch.is_grad_enabled()
     if (graph or modes.active()) and dispatched([x, w], out):
-        registered = torch.ops.weft.matmul_all_reduce
         name = group_name(group)
         y: torch.Tensor = through_torch(
-            OPERATOR, registered, x, w, reduce_op, name, scale, schedule=str(schedule)
+            OPERATOR, x, w, reduce_op, name, scale, schedule=str(schedule)
         )
         return y
     return _run(session_for(group, x), x, w, reduce_op, schedule, out, scale)

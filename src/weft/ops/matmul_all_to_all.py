@@ -86,16 +86,10 @@ def matmul_all_to_all(
     """
     y: torch.Tensor
     in_splits, out_splits = as_sizes(in_splits), as_sizes(out_splits)
-    experts = has_experts(w)
-    asked = grouped.OPERATOR if experts else OPERATOR
+    asked = grouped.OPERATOR if has_experts(w) else OPERATOR
     if dispatched([x, w], out, [in_splits, out_splits]):
-        registered = torch.ops.weft.matmul_all_to_all
-        if experts:
-            registered = torch.ops.weft.grouped_matmul_all_to_all
         name = group_name(group)
-        y = through_torch(
-            asked, registered, x, w, in_splits, out_splits, name, schedule=str(schedule)
-        )
+        y = through_torch(asked, x, w, in_splits, out_splits, name, schedule=str(schedule))
         return y
     y = run(asked, session_for(group, x), schedule, x, w, in_splits, out_splits, out)
     return y

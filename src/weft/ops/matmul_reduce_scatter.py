@@ -59,7 +59,6 @@ def matmul_reduce_scatter(
     if dispatched([x, w], out):
         y = through_torch(
             OPERATOR,
-            torch.ops.weft.matmul_reduce_scatter,
             x,
             w,
             reduce_op,

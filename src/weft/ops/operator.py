@@ -113,6 +113,8 @@ class Operator:
 _operators: dict[str, Operator] = {}
 _gradients: dict[str, Gradient] = {}
 """Of the operators that autograd records."""
+_registered: dict[str, Any] = {}
+"""`torch.ops.weft.NAME` of the operators with a schema, found once."""
 
 
 def register(operator: Operator) -> Operator:
@@ -121,12 +123,13 @@ def register(operator: Operator) -> Operator:
     if operator.schema:
         name, define = operator.name, library.define
         define(operator.schema)  # type: ignore[no-untyped-call]
+        _registered[name] = getattr(torch.ops.weft, name)
         # For tensors of any device: the fabric of the device carries out the call.
         kernel = operator.kernel or _kernel_of(operator)
         library.impl(name, kernel, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
         torch.library.register_fake(f"weft::{name}", operator.fake, lib=library)
         if operator.backward is not None and operator.setup_context is not None:
-            overload = getattr(torch.ops.weft, name).default
+            overload = _registered[name].default
             gradient = gradient_of(
                 overload._schema, kernel, operator.setup_context, operator.backward
             )
@@ -142,7 +145,7 @@ def register(operator: Operator) -> Operator:
 def _kernel_of(operator: Operator) -> Callable[..., Any]:
     """The kernel of an operator that binds the arguments of its schema in their order, without the
     group and the schedule, and then an `out`, which a graph does not have."""
-    arguments = getattr(torch.ops.weft, operator.name).default._schema.arguments
+    arguments = _registered[operator.name].default._schema.arguments
     names = [argument.name for argument in arguments if not argument.kwarg_only]
     bound = [place for place, name in enumerate(names) if name != "group_name"]
     group = names.index("group_name")
@@ -170,19 +173,19 @@ def _contiguous(made: Any) -> Any:
     return made if made is None else type(made)(map(_contiguous, made))
 
 
-def through_torch(operator: Operator, registered: Any, *positional: Any, **keywords: Any) -> Any:
-    """A call that autograd, a graph or a mode of torch must see (`operands.dispatched`).
-    registered: `torch.ops.weft.NAME`. If only autograd must see it, the call does not go through
-    the dispatcher, which would take longer than a small product."""
+def through_torch(operator: Operator, *positional: Any, **keywords: Any) -> Any:
+    """A call that autograd, a graph or a mode of torch must see (`operands.dispatched`). If only
+    autograd must see it, the call does not go through the dispatcher, which would take longer than
+    a small product."""
     if not torch.compiler.is_compiling() and not modes.active() and modes.plain(positional):
         return record(_gradients[operator.name], positional, keywords)
-    return registered(*positional, **keywords)
+    return _registered[operator.name](*positional, **keywords)
 
 
 def _register_modes(operator: Operator) -> None:
     """Registers what autocast and transforms of torch.func do with an operator."""
     name, impl = operator.name, library.impl
-    overload = getattr(torch.ops.weft, name).default
+    overload = _registered[name].default
     names = [argument.name for argument in overload._schema.arguments]
 
     def refuse(*arguments: Any, **keywords: Any) -> None:

@@ -10,6 +10,7 @@ from typing import ClassVar
 from weft.dtype import ITEM_BYTES
 from weft.operation import dtypes_label, ranks_label, register, split, starts
 from weft.plan import gathering, gathering_proof
+from weft.plan.collective import KINDS, OneCollective
 from weft.plan.contents import Contents
 from weft.plan.tasks import Plan
 from weft.schedule import Schedule
@@ -82,6 +83,11 @@ class AllGatherMatmul:
 
     def spans(self, rank: int) -> list[tuple[int, int]]:
         return [(0, rows) for rows in self.rows]
+
+    def one_collective(self, rank: int) -> OneCollective:
+        own, weights = (self.rows[rank],), len(self.columns[rank])
+        kind = KINDS["all_gather"]
+        return OneCollective(kind, self.rows, own, self.rows, self.k, self.k, True, weights)
 
     def lower(self, schedule: Schedule) -> Plan:
         return gathering.lower(self, schedule)

@@ -11,6 +11,7 @@ from typing import ClassVar
 from weft.dtype import ITEM_BYTES
 from weft.operation import dtypes_label, ranks_label, register, split
 from weft.plan import expert_dispatch, experts, gathering, gathering_proof
+from weft.plan.collective import OneCollective
 from weft.plan.contents import Contents
 from weft.plan.experts import pieces_of
 from weft.plan.tasks import Plan
@@ -101,6 +102,12 @@ class AllToAllMatmul:
             (sum(sizes[: rank * each]), self.sent(source, rank))
             for source, sizes in enumerate(self.splits)
         ]
+
+    def one_collective(self, rank: int) -> OneCollective | None:
+        if self.experts:
+            return None
+        made = OneCollective.by_pair(self.splits, rank, self.k, self.k)
+        return made._replace(gathers=True, weights=len(self.columns[rank]))
 
     def lower(self, schedule: Schedule) -> Plan:
         if self.experts:

@@ -18,8 +18,9 @@ and gets, whether it is added, and how sizes are counted.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 from weft.dtype import ITEM_BYTES
 from weft.dtype import find as find_dtype
@@ -169,3 +170,42 @@ class Collective:
 
     def compute_only(self) -> Collective:
         return Collective("barrier", (0,), 1, self.dtype)
+
+
+class OneCollective(NamedTuple):
+    """All communication of an operation on one rank, as one collective before or after its
+    products: y{i} = collective(x) @ w{i}, or y = collective(x @ w).
+
+    sizes: rows as all ranks know them, empty if every pair of ranks has a number of its own. given
+    and taken: the rows of this rank's pieces, one behind the other. columns: of every row. inner:
+    the K of its products. gathers: whether it comes before them.
+    """
+
+    kind: Kind
+    sizes: tuple[int, ...]
+    given: tuple[int, ...]
+    taken: tuple[int, ...]
+    columns: int
+    inner: int
+    gathers: bool = False
+    weights: int = 1
+
+    @classmethod
+    def by_pair(
+        cls, splits: Sequence[Sequence[int]], rank: int, columns: int, inner: int
+    ) -> OneCollective:
+        """An all-to-all. splits: per rank, how many of its rows go to each rank."""
+        given = tuple(splits[rank])
+        taken = tuple(rows[rank] for rows in splits)
+        alike = len({rows for some in splits for rows in some}) == 1
+        return cls(KINDS["all_to_all"], given[:1] if alike else (), given, taken, columns, inner)
+
+    @property
+    def rows(self) -> int:
+        """The rows of what is gathered, or of the product that is sent."""
+        return sum(self.taken if self.gathers else self.given)
+
+    @property
+    def moves(self) -> bool:
+        """Whether any rank has something to send."""
+        return self.columns > 0 and (any(self.sizes) or not self.sizes)

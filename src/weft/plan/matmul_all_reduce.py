@@ -13,6 +13,7 @@ from typing import ClassVar
 from weft.dtype import ITEM_BYTES
 from weft.operation import register, result_dtype
 from weft.plan import in_kernel, scattering
+from weft.plan.collective import KINDS, OneCollective
 from weft.plan.matmul_reduce_scatter import MatmulReduceScatter
 from weft.plan.tasks import Plan
 from weft.schedule import Schedule
@@ -33,6 +34,10 @@ class MatmulAllReduce(MatmulReduceScatter):
     def num_bytes(self, source: int, target: int) -> int:
         rows = self.rows[target] + self.rows[source]
         return 0 if source == target else rows * self.n * ITEM_BYTES[result_dtype(self)]
+
+    def one_collective(self, rank: int) -> OneCollective:
+        kind, whole = KINDS["all_reduce"], (self.m,)
+        return OneCollective(kind, whole, whole, whole, self.n, self.inner[rank])
 
     def lower(self, schedule: Schedule) -> Plan:
         if schedule.fusion == "kernel":

@@ -11,6 +11,7 @@ from typing import ClassVar
 from weft.dtype import ITEM_BYTES
 from weft.operation import dtypes_label, ranks_label, register, result_dtype, split
 from weft.plan import expert_combine, experts, in_kernel, scattering, scattering_proof
+from weft.plan.collective import OneCollective
 from weft.plan.contents import Contents
 from weft.plan.experts import pieces_of
 from weft.plan.tasks import Plan
@@ -104,6 +105,11 @@ class MatmulAllToAll:
             )
             for owner in range(self.world)
         )
+
+    def one_collective(self, rank: int) -> OneCollective | None:
+        if self.experts:
+            return None
+        return OneCollective.by_pair(self.splits, rank, self.n, self.inner[rank])
 
     def lower(self, schedule: Schedule) -> Plan:
         if self.experts:

@@ -8,6 +8,7 @@ from typing import ClassVar, Self
 from weft.dtype import ITEM_BYTES
 from weft.operation import dtypes_label, ranks_label, register, result_dtype, split
 from weft.plan import scattering, scattering_proof
+from weft.plan.collective import KINDS, OneCollective
 from weft.plan.contents import Contents
 from weft.plan.tasks import Plan
 from weft.schedule import Schedule
@@ -74,6 +75,10 @@ class MatmulReduceScatter:
 
     def sizes(self, maker: int) -> tuple[int, ...]:
         return self.rows
+
+    def one_collective(self, rank: int) -> OneCollective:
+        kind, own = KINDS["reduce_scatter"], (self.rows[rank],)
+        return OneCollective(kind, self.rows, self.rows, own, self.n, self.inner[rank])
 
     def lower(self, schedule: Schedule) -> Plan:
         return scattering.lower(self, schedule)

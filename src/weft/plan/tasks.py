@@ -271,7 +271,10 @@ AnyTask = Copy | Matmul | Permute | Reduce | KernelTiles | Lookup | Await
 
 class Plannable(Operation, Protocol):
     """An operation that can lower itself and check the contents of its outputs. `routed`, if it has
-    this, says that the sizes of single ranks follow from data and change between calls."""
+    this, says that the sizes of single ranks follow from data and change between calls.
+
+    `one_collective(rank)`, if it has this, returns the `OneCollective` that does all communication
+    of a serial schedule, or None. A fabric may then run that instead of the tasks of the plan."""
 
     def lower(self, schedule: Any) -> Plan:
         """The plan of all ranks, cached per schedule. For independent work, `schedule` is a

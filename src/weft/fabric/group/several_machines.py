@@ -28,7 +28,7 @@ from weft.fabric.host.opening import heap_span, open_heap
 from weft.fabric.interface import Capabilities
 from weft.fabric.outcomes import PEER_FAILED, PEER_LOST, Outcome
 from weft.fabric.presence import lost, store_of
-from weft.fabric.reach import SharedBlock, Transfer
+from weft.fabric.reach import Transfer, WorkspaceBlock
 from weft.fabric.rendezvous import Hello, exchange, look_after, machine, number_of
 from weft.plan import network
 from weft.plan.tasks import Plan, Plannable
@@ -139,7 +139,7 @@ class SeveralMachines:
     ) -> Any:
         return self.native.launch(program, call, deadline, tensors, signatures, record)
 
-    def relays(self, call: int) -> dict[str, SharedBlock]:
+    def relays(self, call: int) -> dict[str, WorkspaceBlock]:
         """The memory in which carriers keep data for the other ranks of the machine. Two halves
         take turns."""
         if self._relay is None:
@@ -148,7 +148,7 @@ class SeveralMachines:
         begin = (call % 2) * half
         memory = torch.from_numpy(self._relay.array())[begin : begin + half]
         offset = self._relay.offset + begin
-        return {RELAY: SharedBlock.of(memory, offset)}
+        return {RELAY: WorkspaceBlock.of(memory, offset)}
 
     # -- faults ------------------------------------------------------------------------------------
 

@@ -10,11 +10,11 @@ there they go through rings that stay in the cache, which is faster than reading
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 
-from weft.dtype import DTYPES, ITEM_BYTES, ON_HOST
+from weft.dtype import DTYPES, ON_HOST
 from weft.fabric import _native
 from weft.fabric.deadlines import nanoseconds
 from weft.fabric.host.collective_spans import recorded
@@ -23,40 +23,17 @@ from weft.fabric.host.process_flight import UNRECORDED, Ended
 from weft.fabric.interface import Disagree, Exposed
 from weft.fabric.outcomes import DISAGREE, OK
 from weft.fabric.proposal import Proposal
-from weft.plan.all_gather_matmul import AllGatherMatmul
-from weft.plan.all_to_all_matmul import AllToAllMatmul
-from weft.plan.collective import KINDS, Kind
-from weft.plan.matmul_all_reduce import MatmulAllReduce
-from weft.plan.matmul_all_to_all import MatmulAllToAll
-from weft.plan.matmul_reduce_scatter import MatmulReduceScatter
+from weft.operation import result_dtype
+from weft.plan.collective import OneCollective
 from weft.plan.tasks import Plan
 from weft.schedule import Schedule
 
 if TYPE_CHECKING:
     from weft.fabric.processes import ProcessFabric
 
-ALL_GATHER, ALL_TO_ALL = KINDS["all_gather"], KINDS["all_to_all"]
-REDUCE_SCATTER, ALL_REDUCE = KINDS["reduce_scatter"], KINDS["all_reduce"]
 _FOREVER = 2**63 - 1
 _EMPTY = 64
 """The address that stands for an empty tensor, which has none. Nothing is read there."""
-
-
-class OneCollective(NamedTuple):
-    """The collective of a serial plan on one rank, in bytes. sizes: what all ranks know, empty if
-    every pair of ranks has a size of its own. given and taken: this rank's pieces, one behind the
-    other. gathers: whether it comes before the products. rows and columns: of what it makes for
-    them, or gets from them."""
-
-    kind: Kind
-    sizes: tuple[int, ...]
-    given: tuple[int, ...]
-    taken: tuple[int, ...]
-    moves: bool
-    gathers: bool
-    rows: int
-    columns: int
-    weights: int = 1
 
 
 def collective_of(plan: Plan, rank: int) -> OneCollective | None:
@@ -64,40 +41,10 @@ def collective_of(plan: Plan, rank: int) -> OneCollective | None:
     op, schedule = plan.operation, plan.schedule
     if not isinstance(schedule, Schedule) or not schedule.serial or schedule.engine == "direct":
         return None
-    if op.world == 1 or op.dtype not in ON_HOST or getattr(op, "experts", False):
+    if op.world == 1 or op.dtype not in ON_HOST or result_dtype(op) != op.dtype:
         return None
-    if getattr(op, "result", None) not in (None, op.dtype):
-        return None
-    item = ITEM_BYTES[op.dtype]
-    if isinstance(op, AllGatherMatmul):
-        sizes = tuple(rows * op.k * item for rows in op.rows)
-        own = (sizes[rank],)
-        made = OneCollective(ALL_GATHER, sizes, own, sizes, any(sizes), True, op.m, op.k)
-        return made._replace(weights=len(op.columns[rank]))
-    if isinstance(op, AllToAllMatmul):
-        made = _by_pair(op.splits, rank, True, op.received(rank), op.k, item)
-        return made._replace(weights=len(op.columns[rank]))
-    if isinstance(op, MatmulAllToAll):
-        return _by_pair(op.splits, rank, False, sum(op.splits[rank]), op.n, item)
-    if isinstance(op, MatmulAllReduce):
-        whole = (op.m * op.n * item,)
-        return OneCollective(ALL_REDUCE, whole, whole, whole, any(whole), False, op.m, op.n)
-    if isinstance(op, MatmulReduceScatter):
-        sizes = tuple(rows * op.n * item for rows in op.rows)
-        own = (sizes[rank],)
-        return OneCollective(REDUCE_SCATTER, sizes, sizes, own, any(sizes), False, op.m, op.n)
-    return None
-
-
-def _by_pair(
-    splits: Sequence[Sequence[int]], rank: int, gathers: bool, rows: int, columns: int, item: int
-) -> OneCollective:
-    row = columns * item
-    given = tuple(rows * row for rows in splits[rank])
-    taken = tuple(sizes[rank] * row for sizes in splits)
-    every = {rows * row for sizes in splits for rows in sizes}
-    sizes = given[:1] if len(every) == 1 else ()
-    return OneCollective(ALL_TO_ALL, sizes, given, taken, any(every), gathers, rows, columns)
+    one_collective = getattr(op, "one_collective", None)
+    return None if one_collective is None else cast(OneCollective | None, one_collective(rank))
 
 
 class CollectiveProgram:
@@ -122,11 +69,12 @@ class CollectiveProgram:
         self._waiting_for = f"the {kind.name} of its peers"
         self.names = [(f"w{i}", f"y{i}") for i in range(collective.weights)]
         """The weights and results of what is gathered."""
-        inner = getattr(plan.operation, "inner", None)
-        self._inner = collective.columns if inner is None else inner[fabric.rank]
+        self._moves = collective.moves
+        self._inner = collective.inner
         dtype, schedule = DTYPES[plan.operation.dtype], cast(Schedule, plan.schedule)
         self._dtype = dtype.torch
-        self._bytes = collective.rows * collective.columns * dtype.bytes
+        row = collective.columns * dtype.bytes
+        self._bytes = collective.rows * row
         self._memory = self._view = torch.empty(0, device="cpu")
         """Memory of the fabric, and the view of it between the collective and the products."""
         self._channel = channel
@@ -137,9 +85,9 @@ class CollectiveProgram:
             dtype.bytes,
             schedule.engine == "cores",
             not collective.sizes,
-            collective.sizes,
-            collective.given,
-            collective.taken,
+            [rows * row for rows in collective.sizes],
+            [rows * row for rows in collective.given],
+            [rows * row for rows in collective.taken],
             self._signatures,
         )
 
@@ -208,8 +156,9 @@ class CollectiveProgram:
         """Carries out the collective; returns its job if it is recorded. Raises `Disagree` if the
         headers of the ranks are not those that the plan was made for."""
         fabric, channel = self.fabric, self._channel
-        if not self.collective.moves:
-            self._agree(call)
+        if not self._moves:
+            if not fabric.agree(call, self._signatures, fabric.deadline_ns(), self.label):
+                raise Disagree
             return None
         patience = nanoseconds(fabric.deadline)
         at, into = source.data_ptr() or _EMPTY, target.data_ptr() or _EMPTY
@@ -222,17 +171,6 @@ class CollectiveProgram:
         if outcome[0] != OK:
             raise fabric.failure(outcome, self.label, self._waiting_for)
         return job
-
-    def _agree(self, call: int) -> None:
-        """Waits until every rank has entered, with the headers that the plan was made for."""
-        fabric, deadline = self.fabric, self.fabric.deadline_ns()
-        outcome = fabric.wait(
-            lambda: fabric.heap.agree(call, self._signatures, deadline),
-            self.label,
-            "all ranks to enter the call",
-        )
-        if outcome[0] == DISAGREE:
-            raise Disagree
 
 
 class CollectiveFlight:

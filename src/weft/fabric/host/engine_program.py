@@ -17,7 +17,7 @@ from weft.fabric.host.process_call import ProcessCall
 from weft.fabric.host.process_flight import ProcessFlight, StoringFlight
 from weft.fabric.host.product_repeat import ProductRepeat
 from weft.fabric.proposal import Proposal
-from weft.fabric.reach import SharedBlock, Transfer
+from weft.fabric.reach import Transfer, WorkspaceBlock
 from weft.plan.tasks import AnyTask, Buffer, Copy, Plan, Region
 from weft.timeline import COMPUTE
 
@@ -217,7 +217,7 @@ class EngineProgram:
         return tensor
 
     def add_workspace(
-        self, shared: Mapping[str, SharedBlock], tensors: dict[str, torch.Tensor]
+        self, shared: Mapping[str, WorkspaceBlock], tensors: dict[str, torch.Tensor]
     ) -> None:
         """Adds the plan's workspace to the tensors of a call. shared: what peers may touch of
         it."""
@@ -229,7 +229,7 @@ class EngineProgram:
         for b in self._shared:
             tensors[b.name] = self._part(b, shared[b.name], 0)
 
-    def _part(self, b: Buffer, block: SharedBlock, at: int) -> torch.Tensor:
+    def _part(self, b: Buffer, block: WorkspaceBlock, at: int) -> torch.Tensor:
         """A buffer in memory that is kept between calls, and so is its tensor."""
         key = (at, b.dtype, b.rows, b.columns)
         part = block.parts.get(key)

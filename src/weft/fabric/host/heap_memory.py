@@ -12,7 +12,7 @@ from weft.errors import Unsupported
 from weft.fabric import _native
 from weft.fabric.host.peer_output import PeerOutputs
 from weft.fabric.interface import PeerOutput
-from weft.fabric.reach import SharedBlock
+from weft.fabric.reach import WorkspaceBlock
 
 _MOST = 2**63
 """More than any heap holds, and not too large a number for native code."""
@@ -32,8 +32,8 @@ class HeapMemory:
         self._lock = lock
         self._alone = alone
         self._stage: list[_native.Block | None] = [None, None]
-        self._shared: dict[tuple[str, int], SharedBlock] = {}
-        self._workspace: SharedBlock | None = None
+        self._shared: dict[tuple[str, int], WorkspaceBlock] = {}
+        self._workspace: WorkspaceBlock | None = None
         self.outputs = PeerOutputs()
 
     @property
@@ -78,7 +78,7 @@ class HeapMemory:
         self._heap.stage(stage, pointer, size)
         return stage.offset, False
 
-    def workspace(self, name: str, size: int, turn: int) -> SharedBlock:
+    def workspace(self, name: str, size: int, turn: int) -> WorkspaceBlock:
         """Memory for one call that peers may read and write. Like stages, two of each name take
         turns: when a call uses one, no rank still uses what an earlier call left there."""
         key = (name, turn)
@@ -88,14 +88,15 @@ class HeapMemory:
             block = self.allocate(_roomy(size))
             with torch.inference_mode(False):  # later calls may be outside of it
                 memory = torch.from_numpy(block.array())
-            found = self._shared[key] = SharedBlock.of(memory, block.offset)
+            found = self._shared[key] = WorkspaceBlock.of(memory, block.offset)
         return found
 
-    def private(self, size: int) -> SharedBlock:
+    def private(self, size: int) -> WorkspaceBlock:
         """Private memory for one call at a time. It is kept between calls."""
         if self._workspace is None or self._workspace.size < size:
             with torch.inference_mode(False):  # later calls may be outside of it
-                self._workspace = SharedBlock.of(torch.empty(size, dtype=torch.uint8, device="cpu"))
+                memory = torch.empty(size, dtype=torch.uint8, device="cpu")
+            self._workspace = WorkspaceBlock.of(memory)
         return self._workspace
 
     def allocate(self, size: int) -> _native.Block:

@@ -14,7 +14,7 @@ from weft.fabric import _native
 from weft.fabric.host.opening import SPIN_NS, open_heap
 from weft.fabric.interface import Capabilities
 from weft.fabric.outcomes import Outcome
-from weft.fabric.reach import SharedBlock, Transfer
+from weft.fabric.reach import Transfer, WorkspaceBlock
 from weft.plan.tasks import Plan, Plannable
 from weft.schedule import Schedule
 from weft.strategy import Strategy
@@ -76,7 +76,7 @@ class OneMachine:
         pointers = [tensor.data_ptr() for tensor in tensors]
         return self.heap.launch(program, call, deadline, pointers, signatures, record, True)
 
-    def relays(self, call: int) -> dict[str, SharedBlock]:
+    def relays(self, call: int) -> dict[str, WorkspaceBlock]:
         return {}
 
     def loss(self, outcome: Outcome, where: str) -> Error | None:

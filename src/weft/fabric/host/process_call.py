@@ -14,7 +14,7 @@ from weft.errors import Error
 from weft.fabric.interface import Exposed, Program
 from weft.fabric.outcomes import AGAIN, CORRUPT, OK, TIMEOUT, Outcome
 from weft.fabric.proposal import Proposal, check_same
-from weft.fabric.reach import SharedBlock
+from weft.fabric.reach import WorkspaceBlock
 
 if TYPE_CHECKING:
     from weft.fabric.processes import ProcessFabric
@@ -25,14 +25,14 @@ class Placed(NamedTuple):
     name. in_place: whether peers read an input of the caller itself."""
 
     offsets: list[int]
-    shared: dict[str, SharedBlock]
+    shared: dict[str, WorkspaceBlock]
     in_place: bool
 
 
 def place(fabric: ProcessFabric, exposed: Exposed, number: int) -> Placed:
     """Places the memory that peers may touch in a call. Raises if it does not suffice."""
     offsets: list[int] = []
-    shared: dict[str, SharedBlock] = {}
+    shared: dict[str, WorkspaceBlock] = {}
     if fabric.world == 1:
         return Placed(offsets, shared, False)
     inputs, workspaces, outputs = exposed
@@ -56,15 +56,7 @@ def refuse_call(fabric: ProcessFabric, number: int, proposal: Proposal, error: E
     """Enters a call with an error in place of its proposal, so that all ranks raise it."""
     refused = Proposal.of_error(proposal.operation, error)
     fabric.reach.enter(number, refused.signature, [], refused.blob, None)
-    meet(fabric, number, proposal.operation)
-
-
-def meet(fabric: ProcessFabric, number: int, label: str) -> None:
-    """Waits until every rank has entered a call."""
-    deadline = fabric.deadline_ns()
-    fabric.wait(
-        lambda: fabric.native.agree(number, [], deadline), label, "all ranks to enter the call"
-    )
+    fabric.agree(number, (), fabric.deadline_ns(), proposal.operation)
 
 
 def wait_released(fabric: ProcessFabric, number: int, label: str) -> None:
@@ -104,7 +96,7 @@ class ProcessCall:
         self.fabric = fabric
         self.label = proposal.operation
         """The name of this call in error messages."""
-        self.shared: dict[str, SharedBlock] = {}
+        self.shared: dict[str, WorkspaceBlock] = {}
         """The workspaces that peers touch."""
         self._proposal = proposal
         self._exposed = exposed
@@ -143,7 +135,7 @@ class ProcessCall:
 
     def meet(self) -> None:
         """Waits until every rank has entered the call."""
-        meet(self.fabric, self.number, self.label)
+        self.fabric.agree(self.number, (), self.fabric.deadline_ns(), self.label)
 
     def proposals(self) -> list[Proposal]:
         self.meet()

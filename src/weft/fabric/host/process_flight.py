@@ -93,17 +93,8 @@ class ProcessFlight:
         """Waits until every rank has entered, with the headers that the plan was made for."""
         if self._agreed:
             return
-        native, call, deadline = self._native, self._call, self._deadline
-        signatures = self._program.signatures
-        outcome = native.agree(call, signatures, deadline)
-        if outcome[0] != OK:
-            outcome = self._fabric.wait(
-                lambda: native.agree(call, signatures, deadline),
-                self._program.label,
-                "all ranks to enter the call",
-                outcome,
-            )
-        if outcome[0] == DISAGREE:
+        program = self._program
+        if not self._fabric.agree(self._call, program.signatures, self._deadline, program.label):
             self._quiesce()
             raise Disagree
         self._agreed = True
