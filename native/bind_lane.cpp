@@ -25,14 +25,14 @@ std::vector<Area> areas(const std::vector<AreaTuple>& tuples) {
   return made;
 }
 
-std::vector<Matrix> matrices(const nb::list& tensors) {
+}  // namespace
+
+std::vector<Matrix> weft::matrices(const nb::list& tensors) {
   std::vector<Matrix> made;
   made.reserve(nb::len(tensors));
   for (nb::handle tensor : tensors) made.push_back(matrix_of(tensor));
   return made;
 }
-
-}  // namespace
 
 void bind_lane(nb::module_& m) {
   m.def("has_torch_product", &has_torch_product);

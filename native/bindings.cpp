@@ -255,4 +255,5 @@ NB_MODULE(_native, m) {
   bind_channel(m);
   bind_fused(m);
   bind_lane(m);
+  bind_serial(m);
 }

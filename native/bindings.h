@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "engine.h"
+#include "torch_product.h"
 
 namespace weft {
 
@@ -21,8 +22,11 @@ struct RunningCall {
   std::shared_ptr<Call> call;
 };
 
+std::vector<Matrix> matrices(const nanobind::list& tensors);  // bind_lane.cpp
+
 }  // namespace weft
 
 void bind_channel(nanobind::module_& m);  // channel_bindings.cpp
 void bind_fused(nanobind::module_& m);    // bind_fused.cpp
 void bind_lane(nanobind::module_& m);     // bind_lane.cpp
+void bind_serial(nanobind::module_& m);   // bind_serial.cpp

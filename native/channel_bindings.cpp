@@ -110,40 +110,6 @@ uint64_t plain_bytes(const Channel& c, Kind kind, const TensorView& x, const Ten
   }
 }
 
-// The collective of a serial call, without its memory: made once, and carried out in every call.
-struct Exchange {
-  Kind kind;
-  Dtype dtype;
-  uint64_t item;
-  bool holds_core, uneven;
-  std::vector<uint64_t> sizes, given, taken, expected;
-};
-
-// Carries out an exchange in a call. None if it is over, else its job.
-std::shared_ptr<Job> exchange(Channel& c, const Exchange& e, uint64_t call, int64_t patience,
-                              uint64_t in, uint64_t out, bool record) {
-  auto job = describe(record ? std::make_shared<Job>() : c.spare(), int(e.kind), int(e.dtype),
-                      int(e.item), int(Reduction::sum), 0, e.holds_core, patience);
-  job->record = record;
-  job->uneven = e.uneven;
-  job->sizes = e.sizes;
-  job->call = call;
-  job->expected = e.expected;
-  uint64_t at = in;
-  for (const uint64_t bytes : e.given) {
-    job->in.push_back({pointer(at), bytes});
-    at += bytes;
-  }
-  at = out;
-  for (const uint64_t bytes : e.taken) {
-    job->out.push_back({pointer(at), bytes});
-    at += bytes;
-  }
-  nb::gil_scoped_release unlocked;
-  const Outcome outcome = c.at_once(job);
-  return outcome.code == Code::ok && !record ? nullptr : job;
-}
-
 // A collective of two tensors whose arguments need no words: True if it is over, False if it was not
 // begun (Python then checks every argument, and says what is wrong), else its job.
 nb::object quick(Channel& c, int kind, nb::handle x, nb::handle out, int reduction, int root,
@@ -194,7 +160,8 @@ void bind_channel(nb::module_& m) {
       .def_ro("started", &Facts::started)
       .def_ro("ended", &Facts::ended);
 
-  m.def("learn_tensors", &learn_tensors, "type"_a);
+  m.def("learn_tensors", &learn_tensors, "type"_a, "parameter"_a);
+  m.def("layouts_of", &layouts_of, "arguments"_a, "graph"_a);
   m.attr("SMALL_BYTES") = kSmallBytes;
   m.attr("LEAST_CHUNK_BYTES") = Tuning{}.least_chunk;
   m.attr("MOST_CHUNK_BYTES") = Tuning{}.most_chunk;
@@ -203,19 +170,6 @@ void bind_channel(nb::module_& m) {
 
   m.def("can_reduce",
         [](int dtype, int reduction) { return can_reduce(Dtype(dtype), Reduction(reduction)); });
-
-  nb::class_<Exchange>(m, "Exchange")
-      .def(
-          "__init__",
-          [](Exchange* self, int kind, int dtype, int item, bool holds_core, bool uneven,
-             std::vector<uint64_t> sizes, std::vector<uint64_t> given, std::vector<uint64_t> taken,
-             std::vector<uint64_t> expected) {
-            new (self) Exchange{Kind(kind),       Dtype(dtype),     uint64_t(item),
-                                holds_core,       uneven,           std::move(sizes),
-                                std::move(given), std::move(taken), std::move(expected)};
-          },
-          "kind"_a, "dtype"_a, "item"_a, "holds_core"_a, "uneven"_a, "sizes"_a, "given"_a,
-          "taken"_a, "expected"_a);
 
   nb::class_<Channel>(m, "Channel")
       .def(
@@ -227,7 +181,6 @@ void bind_channel(nb::module_& m) {
           "fabric"_a, "spin_ns"_a, "crowded"_a, "for_calls"_a = false, nb::keep_alive<1, 2>())
       .def("quick", &quick, "kind"_a, "x"_a.none(), "out"_a.none(), "reduction"_a, "root"_a,
            "patience"_a)
-      .def("exchange", &exchange)
       .def("last", &Channel::last)
       .def("tune",
            [](Channel& c, uint64_t small, uint64_t least, uint64_t most, uint64_t shared,

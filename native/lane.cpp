@@ -35,12 +35,6 @@ std::pair<int64_t, std::vector<int>> longest(const Lane& lane, const std::vector
   return {best_rows, {tasks.begin() + long(from), tasks.begin() + long(to)}};
 }
 
-void zero(const Matrix& m, uint64_t item) {
-  for (int64_t row = 0; row < m.rows; ++row)
-    for (int64_t column = 0; column < m.columns; ++column)
-      std::memset(m.data + uint64_t(row * m.row_stride + column * m.column_stride) * item, 0, item);
-}
-
 // Elements of one row, from or to contiguous memory.
 void gather(char* to, const Matrix& m, int64_t row, uint64_t item) {
   const char* from = m.data + row * m.row_stride * int64_t(item);

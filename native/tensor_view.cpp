@@ -2,6 +2,8 @@
 
 #include <nanobind/stl/pair.h>
 
+#include <string>
+
 namespace weft {
 namespace {
 
@@ -30,8 +32,9 @@ struct DlExchange {
 constexpr int32_t kCpu = 1;
 constexpr uint32_t kMajor = 1;
 
-PyTypeObject* tensor_type = nullptr;
+PyTypeObject *tensor_type = nullptr, *parameter_type = nullptr;
 int (*from_object)(void* object, DlTensor* into) = nullptr;
+PyObject* requires_grad = nullptr;
 
 Dtype dtype_of(const DlTensor& tensor) {
   if (tensor.lanes != 1) return Dtype::other;
@@ -71,9 +74,76 @@ bool is_negated(PyObject* object) {
   return negated;
 }
 
+class Layouts {
+ public:
+  explicit Layouts(bool graph) : graph_(graph) {}
+
+  bool add(PyObject* object) {
+    PyTypeObject* type = Py_TYPE(object);
+    if (type == tensor_type || type == parameter_type) return add_tensor(object);
+    if (object == Py_None) return put('n');
+    if (PyBool_Check(object)) return put(object == Py_True ? 't' : 'f');
+    if (PyLong_CheckExact(object)) {
+      int overflow = 0;
+      const int64_t number = PyLong_AsLongLongAndOverflow(object, &overflow);
+      return overflow == 0 && put('i') && put(number);
+    }
+    if (PyUnicode_CheckExact(object)) {
+      Py_ssize_t size = 0;
+      const char* text = PyUnicode_AsUTF8AndSize(object, &size);
+      if (text == nullptr) return false;
+      put('s');
+      put(int64_t(size));
+      made_.append(text, size_t(size));
+      return true;
+    }
+    if (PyList_CheckExact(object) || PyTuple_CheckExact(object)) {
+      const Py_ssize_t count = PySequence_Fast_GET_SIZE(object);
+      put('l');
+      put(int64_t(count));
+      for (Py_ssize_t i = 0; i < count; ++i)
+        if (!add(PySequence_Fast_GET_ITEM(object, i))) return false;
+      return true;
+    }
+    return false;
+  }
+  const std::string& made() const { return made_; }
+
+ private:
+  bool add_tensor(PyObject* object) {
+    if (graph_) {
+      PyObject* required = PyObject_GetAttr(object, requires_grad);
+      const bool records = required != Py_False;
+      Py_XDECREF(required);
+      if (records) return false;
+    }
+    DlTensor tensor;
+    if (from_object(object, &tensor) != 0) return false;
+    if (tensor.device_type != kCpu || tensor.strides == nullptr) return false;
+    put('x');
+    put(int32_t(tensor.code) << 24 | int32_t(tensor.bits) << 16 | tensor.lanes);
+    put(tensor.dimensions);
+    bool dense = tensor.dimensions == 0;
+    for (int d = 0; d < tensor.dimensions; ++d) {
+      put(tensor.shape[d]);
+      put(tensor.strides[d]);
+      dense |= tensor.strides[d] == 1;
+    }
+    return dense || !is_negated(object);
+  }
+  template <class Value>
+  bool put(Value value) {
+    made_.append(reinterpret_cast<const char*>(&value), sizeof value);
+    return true;
+  }
+
+  bool graph_;
+  std::string made_;
+};
+
 }  // namespace
 
-bool learn_tensors(nanobind::handle type) {
+bool learn_tensors(nanobind::handle type, nanobind::handle parameter) {
   PyObject* capsule = PyObject_GetAttrString(type.ptr(), "__dlpack_c_exchange_api__");
   if (capsule == nullptr) {
     PyErr_Clear();
@@ -87,8 +157,10 @@ bool learn_tensors(nanobind::handle type) {
   }
   const auto* exchange = static_cast<const DlExchange*>(table);
   if (exchange->major != kMajor || exchange->tensor_from_object == nullptr) return false;
-  Py_INCREF(type.ptr());  // for as long as the process
+  for (PyObject* one : {type.ptr(), parameter.ptr()}) Py_INCREF(one);  // for as long as the process
   tensor_type = reinterpret_cast<PyTypeObject*>(type.ptr());
+  parameter_type = reinterpret_cast<PyTypeObject*>(parameter.ptr());
+  requires_grad = PyUnicode_InternFromString("requires_grad");
   from_object = exchange->tensor_from_object;
   return true;
 }
@@ -115,6 +187,18 @@ bool view(nanobind::handle object, TensorView& into) {
   into.item = tensor.bits / 8;
   into.bytes = uint64_t(count) * into.item;
   return true;
+}
+
+nanobind::object layouts_of(nanobind::handle arguments, bool graph) {
+  if (from_object != nullptr) {
+    Layouts layouts(graph);
+    if (layouts.add(arguments.ptr())) {
+      const std::string& made = layouts.made();
+      return nanobind::bytes(made.data(), made.size());
+    }
+    PyErr_Clear();
+  }
+  return nanobind::none();
 }
 
 Matrix matrix_of(nanobind::handle tensor) {

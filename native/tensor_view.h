@@ -20,8 +20,9 @@ struct TensorView {
   uint64_t item = 0, bytes = 0;
 };
 
-// Learns how to view tensors of a type; false if it does not say.
-bool learn_tensors(nanobind::handle type);
+// Learns how to view tensors of a type, and that parameters can be viewed likewise; false if the type
+// does not say how.
+bool learn_tensors(nanobind::handle type, nanobind::handle parameter);
 
 // Views a dense, contiguous tensor on the CPU, of that very type, with a dtype that can be added and
 // at least one element; false for any other object. The view ends when Python runs again.
@@ -30,5 +31,10 @@ bool view(nanobind::handle object, TensorView& into);
 // A dense tensor of two dimensions on the CPU, with any strides. Throws for any other object. The memory
 // is valid as long as the tensor.
 Matrix matrix_of(nanobind::handle tensor);
+
+// The values of arguments, and the layouts of the tensors among them (device, dtype, shape, strides), in
+// bytes: equal for calls that can be made alike. Tensors, numbers, texts, None, and lists of them.
+// graph: a tensor that requires a gradient is not among them. None for any other argument.
+nanobind::object layouts_of(nanobind::handle arguments, bool graph);
 
 }  // namespace weft

@@ -107,4 +107,10 @@ void torch_product(Dtype dtype, const Matrix& a, const Matrix& b, const Matrix& 
   }
 }
 
+void zero(const Matrix& m, uint64_t item) {
+  for (int64_t row = 0; row < m.rows; ++row)
+    for (int64_t column = 0; column < m.columns; ++column)
+      std::memset(m.data + uint64_t(row * m.row_stride + column * m.column_stride) * item, 0, item);
+}
+
 }  // namespace weft

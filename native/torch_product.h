@@ -24,4 +24,7 @@ bool has_torch_product();
 // have elements of one floating-point type. Throws if torch refuses.
 void torch_product(Dtype dtype, const Matrix& a, const Matrix& b, const Matrix& c, bool accumulate);
 
+// m = 0: a product of no terms, with elements of so many bytes.
+void zero(const Matrix& m, uint64_t item);
+
 }  // namespace weft

@@ -53,8 +53,6 @@ _world = dist.distributed_c10d._world
 _EMPTY = 64
 """The address that stands for an empty tensor, which has none. Nothing is read there."""
 
-_native.learn_tensors(torch.Tensor)
-
 _channels: dict[int, GroupChannel] = {}
 """By fabric."""
 _known: dict[int, GroupChannel] = {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from weakref import WeakKeyDictionary
 
 import torch
@@ -31,6 +31,11 @@ Opener = Callable[[dist.ProcessGroup, torch.device], Fabric]
 
 is_set: Callable[[str], bool] = _native.is_set
 """Whether an environment variable is set; faster than `os.environ`, for checks at every call."""
+
+_native.learn_tensors(torch.Tensor, torch.nn.Parameter)
+layouts_of: Callable[[Sequence[object], bool], bytes | None] = _native.layouts_of
+"""The values of arguments and the layouts of their tensors, for lookups at every call; None if it
+cannot tell. The flag: not for tensors that require a gradient."""
 
 _world = dist.distributed_c10d._world
 _CPU = "cpu"

@@ -176,7 +176,8 @@ MOST_CHUNK_BYTES: int
 SHARED_CHUNK_BYTES: int
 STREAM_BYTES: int
 
-def learn_tensors(type: type) -> bool: ...
+def learn_tensors(type: type, parameter: type) -> bool: ...
+def layouts_of(arguments: Sequence[object], graph: bool) -> bytes | None: ...
 def can_reduce(dtype: int, reduction: int) -> bool: ...
 
 class Exchange:
@@ -187,11 +188,43 @@ class Exchange:
         item: int,
         holds_core: bool,
         uneven: bool,
+        moves: bool,
         sizes: Sequence[int],
         given: Sequence[int],
         taken: Sequence[int],
         expected: Sequence[int],
     ) -> None: ...
+    def start(
+        self,
+        channel: Channel,
+        call: int,
+        patience: int,
+        source: int,
+        target: int,
+        record: bool,
+    ) -> Job | None: ...
+
+class SerialCall:
+    def __init__(
+        self,
+        fabric: Fabric,
+        channel: Channel,
+        exchange: Exchange,
+        gathers: bool,
+        inner: int,
+        signature: int,
+        blob: bytes,
+    ) -> None: ...
+    def start(
+        self,
+        number: int,
+        patience: int,
+        x: torch.Tensor,
+        between: torch.Tensor,
+        weights: list[torch.Tensor],
+        results: list[torch.Tensor],
+    ) -> Outcome: ...
+    def go(self) -> Outcome: ...
 
 class Channel:
     def __init__(
@@ -207,16 +240,6 @@ class Channel:
         patience: float,
         /,
     ) -> Job | bool: ...
-    def exchange(
-        self,
-        exchange: Exchange,
-        call: int,
-        patience: int,
-        source: int,
-        target: int,
-        record: bool,
-        /,
-    ) -> Job | None: ...
     def last(self) -> Facts: ...
     def tune(
         self, small: int, least_chunk: int, most_chunk: int, shared_chunk: int, stream: int, /

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd import forward_ad
 
-from weft.fabric import is_set
+from weft.fabric import is_set, layouts_of
 from weft.fabric.interface import Exposed, PeerOutput
 from weft.fabric.proposal import Proposal
 from weft.ops.modes import PLAIN
@@ -86,8 +86,12 @@ def key_of(name: str, schedule: object, arguments: Sequence[Any]) -> Hashable | 
         return None
     if forward_ad._current_level >= 0:  # a tensor may have a tangent, which must be refused
         return None
+    graph = torch.is_grad_enabled()
+    layouts = layouts_of(arguments, graph)
+    if layouts is not None:
+        return (name, schedule, layouts)
     key: list[Hashable] = [name, schedule]
-    return tuple(key) if _add(key, arguments, torch.is_grad_enabled()) else None
+    return tuple(key) if _add(key, arguments, graph) else None
 
 
 def _add(key: list[Hashable], arguments: Sequence[Any], graph: bool) -> bool:

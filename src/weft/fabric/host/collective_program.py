@@ -52,7 +52,7 @@ class CollectiveProgram:
 
     computes = False
     shares = False
-    quick = True
+    quick = _native.has_torch_product()
 
     def __init__(
         self,
@@ -67,8 +67,12 @@ class CollectiveProgram:
         kind = collective.kind
         self.way = f"{kind.name}, then one GEMM" if self.gathers else f"one GEMM, then {kind.name}"
         self._waiting_for = f"the {kind.name} of its peers"
-        self.names = [(f"w{i}", f"y{i}") for i in range(collective.weights)]
-        """The weights and results of what is gathered."""
+        several = range(collective.weights) if self.gathers else [""]
+        self.names = [(f"w{i}", f"y{i}") for i in several]
+        """The weights, and the result of each."""
+        self._weights = [w for w, _ in self.names]
+        self._results = [y for _, y in self.names]
+        self._known: tuple[Proposal, _native.SerialCall] | None = None
         self._moves = collective.moves
         self._inner = collective.inner
         dtype, schedule = DTYPES[plan.operation.dtype], cast(Schedule, plan.schedule)
@@ -85,6 +89,7 @@ class CollectiveProgram:
             dtype.bytes,
             schedule.engine == "cores",
             not collective.sizes,
+            collective.moves,
             [rows * row for rows in collective.sizes],
             [rows * row for rows in collective.given],
             [rows * row for rows in collective.taken],
@@ -105,20 +110,39 @@ class CollectiveProgram:
         return None
 
     def once(self, proposal: Proposal, tensors: dict[str, torch.Tensor], exposed: Exposed) -> bool:
-        fabric, header = self.fabric, proposal.unshared
-        call = fabric.next_call()
+        fabric = self.fabric
+        number, known = fabric.next_call(), self._known_call(proposal)
         try:
-            fabric.heap.enter(call, header.signature, (), header.blob)
-            self.run(call, tensors)
-            outcome = fabric.heap.done(call)
+            weights = [tensors[name] for name in self._weights]
+            results = [tensors[name] for name in self._results]
+            patience, between = nanoseconds(fabric.deadline), self.between(tensors)
+            outcome = known.start(number, patience, tensors["x"], between, weights, results)
             if outcome[0] != OK:
-                raise fabric.failure(outcome, self.label, "its end")
-        except Disagree:
-            return False
+                outcome = fabric.wait(known.go, self.label, self._waiting_for, outcome)
+            if outcome[0] == DISAGREE:
+                return False
+            if outcome[0] != OK:
+                raise fabric.failure(outcome, self.label, self._waiting_for)
         except BaseException as error:
-            break_off(fabric, call, error)
+            break_off(fabric, number, error)
             raise
         return True
+
+    def _known_call(self, proposal: Proposal) -> _native.SerialCall:
+        """The native call with this rank's header. A program nearly always has the same."""
+        if self._known is None or self._known[0] is not proposal:
+            header = proposal.unshared
+            call = _native.SerialCall(
+                self.fabric.heap,
+                self._channel,
+                self._exchange,
+                self.gathers,
+                self._inner,
+                header.signature,
+                header.blob,
+            )
+            self._known = proposal, call
+        return self._known[1]
 
     def run(self, call: int, tensors: dict[str, torch.Tensor]) -> None:
         """Carries out a call that this rank has entered."""
@@ -162,7 +186,7 @@ class CollectiveProgram:
             return None
         patience = nanoseconds(fabric.deadline)
         at, into = source.data_ptr() or _EMPTY, target.data_ptr() or _EMPTY
-        job = channel.exchange(self._exchange, call, patience, at, into, record)
+        job = self._exchange.start(channel, call, patience, at, into, record)
         if job is None:
             return None
         outcome = fabric.wait(lambda: channel.wait(job, _FOREVER), self.label, self._waiting_for)

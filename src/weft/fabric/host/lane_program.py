@@ -38,8 +38,6 @@ from weft.timeline import COMPUTE, Timeline
 if TYPE_CHECKING:
     from weft.fabric.processes import ProcessFabric
 
-_native.learn_tensors(torch.Tensor)
-
 _PRODUCTS, _SUM, _MOVES, _NOTHING = 0, 1, 2, 3
 
 
