@@ -8,7 +8,7 @@ import triton.language as tl
 
 import weft
 from weft.triton import Pointers, get, kernel, peer, put, signal, signal_add, wait
-from weft.triton.language import WAITED
+from weft.triton.language import WAITED, dot
 
 
 @kernel
@@ -30,6 +30,13 @@ def waiting(counters, status, TARGET: tl.constexpr):  # noqa: N803
     tl.store(counters + 1, arrived.to(tl.int64))
 
 
+@kernel
+def product(x, w, y, BLOCK: tl.constexpr):  # noqa: N803
+    places = tl.arange(0, BLOCK)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    sums = dot(tl.load(x + places), tl.load(w + places), tl.load(y + places), "ieee")
+    tl.store(y + places, sums)
+
+
 def two_ranks():
     """Both ranks' memory in this process: a table may hold any pointers."""
     memory = torch.zeros(2, 64, dtype=torch.int64)
@@ -46,6 +53,21 @@ def test_put_get_and_signals():
     assert memory[0][:8].tolist() == [10, 11, 12, 13, 14, 0, 4, 0]
     assert memory[:, 32:34].tolist() == [[7, 4], [7, 4]]
     assert status.tolist() == [0] * 8
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_an_interpreted_product_has_the_same_bits_everywhere_in_a_tile(dtype):
+    """The kernels rely on it: a row is in one place of a tile on its own rank, and in another where
+    it is part of a chunk. A BLAS does not promise it."""
+    generator = torch.Generator().manual_seed(0)
+    x, w, first = (torch.randn(32, generator=generator) for _ in range(3))
+    x, w = x.to(dtype), w.to(dtype)
+    y = first[0].repeat(32, 32)
+    product.interpreted[(1,)](x.repeat(32, 1), w[:, None].repeat(1, 32), y, 32)
+    total = first[0]
+    for k in range(32):
+        total = total + x[k].float() * w[k].float()
+    assert torch.equal(y, total.expand(32, 32))
 
 
 @pytest.mark.parametrize(("value", "arrived"), [(2, 0), (3, 1), (4, 1)])

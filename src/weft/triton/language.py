@@ -22,6 +22,7 @@ from __future__ import annotations
 from typing import Any
 
 import triton.language as tl
+from triton.runtime.interpreter import TensorHandle
 
 from weft.triton import interpreting
 from weft.triton.jit import kernel
@@ -135,10 +136,17 @@ def pause(left: Any, _semantic: Any = None) -> Any:
 
 
 def dot(x: Any, w: Any, sums: Any, precision: Any, _semantic: Any = None) -> Any:
-    """`tl.dot` into float32. Triton's interpreter multiplies the bits of bfloat16 as if they were
-    whole numbers, so there the operands are first converted to float32, which is exact."""
+    """`tl.dot` into float32. Interpreted, every element is summed index by index and rounded after
+    each step, so its bits do not depend on its place in the tile. Triton's interpreter calls a
+    BLAS, whose kernels for some processors sum rows at the end of a block in another way. It also
+    multiplies the bits of bfloat16 as if they were whole numbers; here operands are first converted
+    to float32, which is exact."""
     if _semantic is None:
-        return tl.dot(x.to(tl.float32), w.to(tl.float32), sums, input_precision=precision)
+        left, right = x.to(tl.float32).handle.data, w.to(tl.float32).handle.data
+        total = sums.handle.data.copy()
+        for k in range(len(right)):
+            total += left[:, k, None] * right[k]
+        return tl.core.tensor(TensorHandle(total, tl.float32), sums.type)
     return tl.core.dot(x, w, sums, input_precision=precision, _semantic=_semantic)
 
 
