@@ -13,6 +13,7 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "bindings.h"
 #include "fused.h"
 #include "team.h"
 
@@ -22,7 +23,6 @@ using namespace weft;
 
 namespace {
 
-using Unlocked = nb::call_guard<nb::gil_scoped_release>;
 using EndTuple = std::tuple<int, int, uint64_t, uint64_t>;
 using PieceTuple = std::tuple<uint64_t, uint64_t, uint64_t, uint64_t, EndTuple>;
 using Waits = std::vector<std::pair<int, int>>;
@@ -151,11 +151,7 @@ void bind_fused(nb::module_& m) {
           "operands"_a, "record"_a, nb::keep_alive<1, 2>())
       .def(
           "go",
-          [](KernelRun& run) {
-            const Outcome outcome = run.go();
-            return std::pair<int, int>{int(outcome.code), outcome.rank};
-          },
-          Unlocked())
+          [](KernelRun& run) { return result(run.go()); }, Unlocked())
       .def_prop_ro("at", &KernelRun::at)
       .def_prop_ro("spans", &KernelRun::spans);
 
@@ -182,19 +178,14 @@ void bind_fused(nb::module_& m) {
             operands.x_rows = rows;
             operands.x_pitch = x_pitch;
             operands.weight = weight_of(w, type, transposed, pitch, k, scale);
-            const Outcome outcome =
-                repeat.start(fabric, call, patience, operands, reinterpret_cast<char*>(y),
-                             reinterpret_cast<char*>(inbox), inbox_offset, y_offset);
-            return std::pair<int, int>{int(outcome.code), outcome.rank};
+            return result(repeat.start(fabric, call, patience, operands,
+                                       reinterpret_cast<char*>(y), reinterpret_cast<char*>(inbox),
+                                       inbox_offset, y_offset));
           },
           Unlocked())
       .def(
           "go",
-          [](Repeat& repeat) {
-            const Outcome outcome = repeat.go();
-            return std::pair<int, int>{int(outcome.code), outcome.rank};
-          },
-          Unlocked());
+          [](Repeat& repeat) { return result(repeat.go()); }, Unlocked());
 
   m.def(
       "multiply",  // x [rows, k] in float32 by a weight, into float32; for tests and measurements

@@ -11,31 +11,20 @@
 #include <cstring>
 #include <stdexcept>
 
-#include "engine.h"
+#include "bindings.h"
 #include "moving.h"
 
-void bind_fused(nanobind::module_& m);
-
 namespace nb = nanobind;
-void bind_channel(nb::module_& m);  // channel_bindings.cpp
 using namespace nb::literals;
 using namespace weft;
 
 namespace {
-
-using Result = std::pair<int, int>;
-Result result(const Outcome& outcome) { return {int(outcome.code), outcome.rank}; }
-using Unlocked = nb::call_guard<nb::gil_scoped_release>;
 
 // Gives a block back when the last tensor on it is gone; keeps the heap mapped until then.
 struct Block {
   std::shared_ptr<Heap> heap;
   uint64_t offset, size;
   ~Block() { heap->free(offset); }
-};
-
-struct RunningCall {
-  std::shared_ptr<Call> call;
 };
 
 // What a rank's header says of its sizes is checked before it is used, whatever wrote it.
@@ -265,4 +254,5 @@ NB_MODULE(_native, m) {
           Unlocked());
   bind_channel(m);
   bind_fused(m);
+  bind_lane(m);
 }

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 
+#include "bindings.h"
 #include "channel.h"
 #include "messages.h"
 #include "tensor_view.h"
@@ -17,10 +18,6 @@ using namespace nb::literals;
 using namespace weft;
 
 namespace {
-
-using Result = std::pair<int, int>;
-Result result(const Outcome& outcome) { return {int(outcome.code), outcome.rank}; }
-using Unlocked = nb::call_guard<nb::gil_scoped_release>;
 
 constexpr double kLongestPatience = 4e9;  // seconds: more than a century, and no overflow in ns
 

@@ -1,5 +1,7 @@
 #include "tensor_view.h"
 
+#include <nanobind/stl/pair.h>
+
 namespace weft {
 namespace {
 
@@ -113,6 +115,26 @@ bool view(nanobind::handle object, TensorView& into) {
   into.item = tensor.bits / 8;
   into.bytes = uint64_t(count) * into.item;
   return true;
+}
+
+Matrix matrix_of(nanobind::handle tensor) {
+  DlTensor found;
+  if (from_object != nullptr && from_object(tensor.ptr(), &found) == 0) {
+    if (found.dimensions != 2) throw nanobind::value_error("a matrix has two dimensions");
+    const int64_t rows = found.shape[0], columns = found.shape[1];
+    Matrix made{static_cast<char*>(found.data) + found.byte_offset, rows, columns, columns, 1};
+    if (found.strides != nullptr) {
+      made.row_stride = found.strides[0];
+      made.column_stride = found.strides[1];
+    }
+    return made;
+  }
+  PyErr_Clear();
+  const auto [rows, columns] =
+      nanobind::cast<std::pair<int64_t, int64_t>>(nanobind::tuple(tensor.attr("shape")));
+  const auto [row, column] = nanobind::cast<std::pair<int64_t, int64_t>>(tensor.attr("stride")());
+  char* data = reinterpret_cast<char*>(nanobind::cast<uint64_t>(tensor.attr("data_ptr")()));
+  return {data, rows, columns, row, column};
 }
 
 }  // namespace weft

@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "sums.h"
+#include "torch_product.h"
 
 namespace weft {
 
@@ -25,5 +26,9 @@ bool learn_tensors(nanobind::handle type);
 // Views a dense, contiguous tensor on the CPU, of that very type, with a dtype that can be added and
 // at least one element; false for any other object. The view ends when Python runs again.
 bool view(nanobind::handle object, TensorView& into);
+
+// A dense tensor of two dimensions on the CPU, with any strides. Throws for any other object. The memory
+// is valid as long as the tensor.
+Matrix matrix_of(nanobind::handle tensor);
 
 }  // namespace weft

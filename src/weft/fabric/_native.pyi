@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 VERSION: str
 MAX_WORLD: int
@@ -96,6 +97,56 @@ class Fabric:
     def fail(self, call: int, why: int) -> None: ...
     def failed(self, rank: int) -> int: ...
     def wait_released(self, call: int, deadline: int) -> Outcome: ...
+
+def has_torch_product() -> bool: ...
+
+Area = tuple[int, int, int, int, int, int, int]
+
+class Lane:
+    def __init__(self, dtype: int, item: int, one_launch: bool) -> None: ...
+    def add(
+        self,
+        id: int,
+        duty: int,
+        a: Sequence[Area],
+        b: Sequence[Area],
+        c: Sequence[Area],
+        accumulate: bool,
+        transposed: bool,
+        waits: Sequence[tuple[int, int]],
+        remote: bool,
+        counter: int,
+        rings: Sequence[int],
+        merge: int,
+        needs: Sequence[int],
+    ) -> None: ...
+    def add_stretch(self, first: int, count: int, loose: bool) -> None: ...
+    def next_run(self, ready: Sequence[int]) -> list[int]: ...
+
+class LaneRun:
+    at: int
+    spans: list[tuple[list[int], int, int]]
+    def __init__(
+        self, fabric: Fabric, lane: Lane, copies: Call, buffers: list[torch.Tensor]
+    ) -> None: ...
+    def go(self) -> Outcome: ...
+
+class LaneCall:
+    at: int
+    copies: Call | None
+    def __init__(
+        self,
+        fabric: Fabric,
+        lane: Lane,
+        copies: Program,
+        signature: int,
+        blob: bytes,
+        signatures: Sequence[int],
+    ) -> None: ...
+    def start(
+        self, number: int, patience: int, buffers: list[torch.Tensor], offsets: Sequence[int]
+    ) -> Outcome: ...
+    def go(self) -> Outcome: ...
 
 class Job:
     done: bool

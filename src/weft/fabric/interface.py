@@ -178,8 +178,9 @@ class Program(Protocol):
     computes: bool
     """Whether the executor runs the tasks of the compute lane; False if the program does."""
     shares: bool
-    """Whether peers touch memory that this rank exposes. If not, known calls expose nothing, and
-    the program is an `OwnProgram`."""
+    """Whether peers touch memory that this rank exposes. If not, known calls expose nothing."""
+    quick: bool
+    """Whether a known call can be made in one step: the program is a `QuickProgram`."""
 
     @property
     def way(self) -> str:
@@ -195,13 +196,13 @@ class Program(Protocol):
         """A way to run the same call again in one native step; None if there is none."""
 
 
-class OwnProgram(Program, Protocol):
-    """A program that needs no exposed memory, so that a known call needs only its tensors."""
+class QuickProgram(Program, Protocol):
+    """A program that makes a known call in one step, without a call object and a flight."""
 
-    def once(self, proposal: Proposal, tensors: dict[str, torch.Tensor]) -> bool:
-        """Enters a call, runs it and ends it. Returns False if the headers of the ranks differ from
-        those that the program was prepared for. This rank has then entered the call, and nothing
-        has moved."""
+    def once(self, proposal: Proposal, tensors: dict[str, torch.Tensor], exposed: Exposed) -> bool:
+        """Enters a call, runs it and ends it. tensors: this rank's inputs and outputs by buffer
+        name. Returns False if the headers of the ranks differ from those that the program was
+        prepared for. This rank has then entered the call, and nothing has moved."""
 
 
 class Call(Protocol):

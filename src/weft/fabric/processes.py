@@ -27,6 +27,7 @@ from weft.fabric.host.collective_program import CollectiveProgram, collective_of
 from weft.fabric.host.engine_program import EngineProgram
 from weft.fabric.host.heap_memory import HeapMemory
 from weft.fabric.host.kernel_program import KernelProgram, is_native
+from weft.fabric.host.lane_program import LaneProgram, runs_natively
 from weft.fabric.host.process_call import ProcessCall
 from weft.fabric.interface import NOTHING_EXPOSED, Exposed, Program
 from weft.fabric.link import TOPOLOGIES, Link
@@ -129,7 +130,11 @@ class ProcessFabric:
         collective = None if channel is None else collective_of(plan, self.rank)
         if channel is not None and collective is not None:
             return CollectiveProgram(plan, self, channel, collective, signatures)
-        kind = KernelProgram if self.can.in_kernel and is_native(plan) else EngineProgram
+        kind = EngineProgram
+        if self.can.in_kernel and is_native(plan):
+            kind = KernelProgram
+        elif len(self.reach.members) == self.world and runs_natively(plan, self.rank):
+            kind = LaneProgram
         return kind(plan, self, slots, signatures)
 
     def next_call(self) -> int:

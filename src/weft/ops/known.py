@@ -15,6 +15,7 @@ import torch
 from torch.autograd import forward_ad
 
 from weft.fabric import is_set
+from weft.fabric.interface import Exposed, PeerOutput
 from weft.fabric.proposal import Proposal
 from weft.ops.modes import PLAIN
 from weft.plan.tasks import Plannable
@@ -67,6 +68,11 @@ class Known(NamedTuple):
     still: Callable[[Hashable], Decision | None] | None = None
     sizes: Hashable = None
 
+    def exposed(self, inputs: Tensors, output: PeerOutput | None) -> Exposed:
+        """The memory that peers may touch. output: the result `y`, if they store into it."""
+        shared = {name: inputs[name] for name in self.shared}
+        return Exposed(shared, self.workspaces, {} if output is None else {"y": output})
+
 
 def key_of(name: str, schedule: object, arguments: Sequence[Any]) -> Hashable | None:
     """Everything that decides how a call is made, except the addresses of its tensors; None if its
@@ -95,8 +101,11 @@ def _add(key: list[Hashable], arguments: Sequence[Any], graph: bool) -> bool:
                 return False
             if graph and argument.requires_grad:
                 return False
+            stride = argument.stride()
+            if 1 not in stride and argument.is_neg():
+                return False
             device = None if argument.is_cpu else argument.device
-            key += (argument.shape, argument.stride(), argument.dtype, device)
+            key += (argument.shape, stride, argument.dtype, device)
         elif kind is list or kind is tuple:
             key += (_LIST, len(argument))
             if not _add(key, argument, graph):

@@ -77,6 +77,14 @@ def autocast(value: Any, device: str = "cpu") -> Any:
     return value.to(torch.get_autocast_dtype(device))
 
 
+def without_negated(value: Any) -> Any:
+    """A tensor (or a list of tensors) whose memory holds its values. torch negates some views when
+    it reads them: the imaginary parts of conjugates."""
+    if isinstance(value, torch.Tensor):
+        return value.resolve_neg()
+    return [without_negated(item) for item in value] if isinstance(value, list) else value
+
+
 def no_transforms(name: str) -> Unsupported:
     """The error of a call inside a transform of torch.func."""
     return Unsupported(

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from weft import fabric as fabrics
 from weft.errors import Error
 from weft.fabric import Fabric
-from weft.fabric.interface import Exposed, PeerOutput
+from weft.fabric.interface import PeerOutput
 from weft.fabric.proposal import Items, proposal_of
 from weft.ops import modes
 from weft.ops.first_use import check_first_use
@@ -262,25 +262,33 @@ def _run_known(session: Session, known: Known, arguments: tuple[Any, ...]) -> An
     assert known.again is not None
     fabric, proposal = session.fabric, known.proposal
     runner = session.runners.get(proposal.signature)
-    own = runner is not None and not runner.program.shares and recording.active is None
+    quick = runner is not None and runner.program.quick and recording.active is None
+    output: PeerOutput | None = None
     try:
         operands = known.again(*arguments)
-        if runner is not None and own:
+        if runner is not None and quick:
             inputs, _, outputs, stored = operands
             if known.adapt is not None:
                 inputs = known.adapt(cast(Schedule, runner.plan.schedule), inputs)
             if stored is not None:
-                outputs, _ = _stored(fabric, None, stored, None)
+                placed = known.decision.placed if runner.program.shares else None
+                outputs, output = _stored(fabric, placed, stored, None)
             assert outputs is not None
             results = outputs(runner.plan.operation)
     except Exception as error:
         fabric.refuse(proposal.operation, error)
         raise
-    if runner is None or not own:
+    if runner is None or not quick:
         return operands.result(_carry_out(session, known, operands, None)[0])
+    exposed, tensors = known.exposed(inputs, output), {**inputs, **results}
     with fabric.lock:
-        if not repeat(session, runner, proposal, known.decision.why, {**inputs, **results}):
-            results = _carry_out(session, known, operands, None, entered=True)[0]
+        try:
+            ran = repeat(session, runner, proposal, known.decision.why, tensors, exposed)
+        except BaseException:
+            _abandon(fabric, output)
+            raise
+        if not ran:
+            results = _carry_out(session, known, operands, output, entered=True)[0]
     return operands.result(results)
 
 
@@ -295,6 +303,8 @@ def _bind_and_run(
     fabric, name = session.fabric, operator.name
     try:
         modes.check_tangents(arguments)
+        *given, out = arguments
+        arguments = (*map(modes.without_negated, given), out)
         decision = operator.asked(schedule)
         bound = operator.bind(session, *arguments)
     except Exception as error:
@@ -359,13 +369,12 @@ def _carry_out(
     this rank has already entered the call, with `output` if that is not None."""
     fabric, decision = session.fabric, call.decision
     inputs, _, outputs, stored = operands
-    peer_outputs: dict[str, PeerOutput] = {}
-    adapt = call.adapt
+    adapt, entered = call.adapt, entered or output is not None
     try:
         if adapt is not None and decision.fused is None:
             inputs, adapt = adapt(decision.schedule, inputs), None
         if stored is not None:
-            outputs, peer_outputs = _stored(fabric, decision.placed, stored, output)
+            outputs, output = _stored(fabric, decision.placed, stored, output)
     except Exception as error:
         fabric.refuse(call.proposal.operation, error)
         raise
@@ -377,36 +386,41 @@ def _carry_out(
         decision.why,
         call.combine,
         inputs,
-        Exposed({name: inputs[name] for name in call.shared}, call.workspaces, peer_outputs),
+        call.exposed(inputs, output),
         outputs,
         decision.observe,
-        entered or output is not None,
+        entered,
         adapt,
     )
     try:
         return carry_out(session, request), request
     except BaseException:
-        if fabric.broken is not None:
-            for peer_output in peer_outputs.values():
-                fabric.memory.abandon(peer_output)
+        _abandon(fabric, output)
         raise
+
+
+def _abandon(fabric: Fabric, output: PeerOutput | None) -> None:
+    """After a call that raised: a peer may still store into its result if the group has failed."""
+    if fabric.broken is not None and output is not None:
+        fabric.memory.abandon(output)
 
 
 def _stored(
     fabric: Fabric, schedule: AnySchedule | None, stored: Output, output: PeerOutput | None
-) -> tuple[Callable[[Plannable], Tensors], dict[str, PeerOutput]]:
+) -> tuple[Callable[[Plannable], Tensors], PeerOutput | None]:
     """The function that makes the result `y`, and its memory if peers store into it."""
     shape, dtype, out = stored
     if not in_kernel(fabric, schedule):
         # Copy engines write contiguous rows.
         given = out if out is not None and out.is_contiguous() else None
-        return (lambda _: {"y": empty(shape, dtype, fabric.device) if given is None else given}), {}
+        y = empty(shape, dtype, fabric.device) if given is None else given
+        return (lambda _: {"y": y}), None
     if output is None:
         output = fabric.memory.output(shape, dtype, out)
     else:
         output = PeerOutput(output.tensor.view(shape), output.offset)
     tensor = output.tensor
-    return (lambda _: {"y": tensor}), {"y": output}
+    return (lambda _: {"y": tensor}), output
 
 
 def in_kernel(fabric: Fabric, schedule: AnySchedule | None) -> bool:

@@ -22,14 +22,15 @@ from weft.fabric.interface import (
     Disagree,
     Exposed,
     NotShared,
-    OwnProgram,
+    QuickProgram,
     StepFlight,
 )
 from weft.fabric.proposal import Items, Proposal
+from weft.plan.lane_parts import parts_of
 from weft.plan.tasks import Plan, Plannable
 from weft.plan.verify import verify
 from weft.run import record
-from weft.run.lane import parts_of, run_lane
+from weft.run.lane import run_lane
 from weft.run.session import Runner, Session, tally_of
 from weft.schedule import Schedule
 from weft.strategy import Strategy
@@ -113,13 +114,18 @@ def _carry_out(session: Session, request: Request, expects: bool) -> Tensors:
 
 
 def repeat(
-    session: Session, runner: Runner, proposal: Proposal, why: str, tensors: Tensors
+    session: Session,
+    runner: Runner,
+    proposal: Proposal,
+    why: str,
+    tensors: Tensors,
+    exposed: Exposed,
 ) -> bool:
-    """Repeats a call for which nothing is exposed. Returns False if the headers of the ranks differ
-    from the last time: this rank has then entered the call, and it must be planned again. The
-    caller holds the lock of the fabric."""
-    started, program = time.perf_counter(), cast(OwnProgram, runner.program)
-    if not program.once(proposal.unshared, tensors):
+    """Repeats a call whose program is quick. Returns False if the headers of the ranks differ from
+    the last time: this rank has then entered the call, and it must be planned again. The caller
+    holds the lock of the fabric."""
+    started, program = time.perf_counter(), cast(QuickProgram, runner.program)
+    if not program.once(proposal, tensors, exposed):
         return False
     session.finished(runner, why or runner.why, started, _NOTHING)
     return True
@@ -201,7 +207,8 @@ def prepared(
 ) -> Runner:
     """A plan prepared for this rank."""
     program = fabric.prepare(plan, fabric.slots(exposed), signatures)
-    return Runner(plan, program, parts_of(plan, fabric.rank), why, asked, tally_of(plan, asked))
+    parts = parts_of(plan, fabric.rank) if program.computes else []
+    return Runner(plan, program, parts, why, asked, tally_of(plan, asked))
 
 
 def meet(fabric: Fabric, what: str, own: Items) -> list[Items]:
@@ -219,6 +226,8 @@ def check_tensor(name: str, tensor: object, dimensions: Sequence[int]) -> torch.
     fabrics.check_device(name, tensor)
     if tensor.layout is not torch.strided or tensor.is_nested:
         raise Unsupported(f"{name} is sparse or nested; pass a dense tensor")
+    if tensor.is_neg():
+        raise Unsupported(f"{name} is a negated view; pass {name}.resolve_neg()")
     if tensor.dim() not in dimensions:
         allowed = " or ".join(str(d) for d in dimensions)
         raise Unsupported(

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from weft.fabric import Fabric
 from weft.fabric.interface import Program
+from weft.plan.lane_parts import LanePart
 from weft.plan.tasks import Plan
-from weft.run.lane import Part
 from weft.timeline import Timeline
 
 MAX_RUNNERS = 512
@@ -20,12 +20,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Runner:
-    """A plan prepared for this rank. why: the reason for its schedule, if rank 0's header has
-    one."""
+    """A plan prepared for this rank. parts: its compute lane, if the program does not run it. why:
+    the reason for its schedule, if rank 0's header has one."""
 
     plan: Plan
     program: Program
-    parts: list[Part]
+    parts: list[LanePart]
     why: str
     asked: str
     tally: Tally

@@ -64,6 +64,7 @@ class DeviceProgram:
 
     computes = True
     shares = True
+    quick = False
     way = ""
 
     def __init__(

@@ -20,7 +20,7 @@ from weft.fabric.deadlines import nanoseconds
 from weft.fabric.host.collective_spans import recorded
 from weft.fabric.host.process_call import ProcessCall, break_off
 from weft.fabric.host.process_flight import UNRECORDED, Ended
-from weft.fabric.interface import Disagree
+from weft.fabric.interface import Disagree, Exposed
 from weft.fabric.outcomes import DISAGREE, OK
 from weft.fabric.proposal import Proposal
 from weft.operation import result_dtype
@@ -52,6 +52,7 @@ class CollectiveProgram:
 
     computes = False
     shares = False
+    quick = True
 
     def __init__(
         self,
@@ -103,11 +104,11 @@ class CollectiveProgram:
     def repeat(self, proposal: Proposal) -> None:
         return None
 
-    def once(self, proposal: Proposal, tensors: dict[str, torch.Tensor]) -> bool:
-        fabric = self.fabric
+    def once(self, proposal: Proposal, tensors: dict[str, torch.Tensor], exposed: Exposed) -> bool:
+        fabric, header = self.fabric, proposal.unshared
         call = fabric.next_call()
         try:
-            fabric.heap.enter(call, proposal.signature, (), proposal.blob)
+            fabric.heap.enter(call, header.signature, (), header.blob)
             self.run(call, tensors)
             outcome = fabric.heap.done(call)
             if outcome[0] != OK:

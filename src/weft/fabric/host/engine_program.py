@@ -47,6 +47,7 @@ class EngineProgram:
 
     computes = True
     shares = True
+    quick = False
 
     def __init__(
         self, plan: Plan, fabric: ProcessFabric, slots: Sequence[str], signatures: Sequence[int]
@@ -69,7 +70,7 @@ class EngineProgram:
         transfers = self._transfers(counters)
         self.engines = fabric.reach.program(copies, transfers, plan, signatures)
         lane = plan.lanes.get((fabric.rank, COMPUTE), ())
-        self.signals = {task.id: self._signals_of(task, counters) for task in lane}
+        self.signals = {task.id: self.signals_of(task, counters) for task in lane}
         self.flies = num_lanes > 0 or bool(transfers) or any(s.waits for s in self.signals.values())
         """Whether a flight must be launched: for copies, or for waits that can be cancelled."""
         workspace = [b for b in self.buffers if b.kind == "workspace"]
@@ -87,7 +88,7 @@ class EngineProgram:
         self, call: ProcessCall, tensors: dict[str, torch.Tensor], record: bool
     ) -> ProcessFlight:
         call.label = self.label
-        self.add_workspace(call, tensors)
+        self.add_workspace(call.shared, tensors)
         kind = StoringFlight if self.plan.one_launch else ProcessFlight
         return kind(self, call.number, tensors, record)
 
@@ -156,7 +157,7 @@ class EngineProgram:
             )
         return transfers
 
-    def _signals_of(self, task: AnyTask, counters: Mapping[int, Counter]) -> Signals:
+    def signals_of(self, task: AnyTask, counters: Mapping[int, Counter]) -> Signals:
         rank = self.fabric.rank
         return Signals(
             self.waits_of(task, counters),
@@ -171,9 +172,12 @@ class EngineProgram:
         item = buffer.num_bytes // max(1, buffer.rows * buffer.columns)
         pitch = buffer.columns * item
         offset = region.row * pitch + region.column * item
+        return (self.places[region.rank], self.number_of(region), offset, pitch)
+
+    def number_of(self, region: Region) -> int:
+        """The number of a region's buffer: of this rank's own, or the slot in a peer's header."""
         own = region.rank == self.fabric.rank
-        number = self._index[region.buffer] if own else self._slots[region.buffer]
-        return (self.places[region.rank], number, offset, pitch)
+        return (self._index if own else self._slots)[region.buffer]
 
     def waits_of(
         self, task: AnyTask, counters: Mapping[int, Counter], only: int | None = None
@@ -212,15 +216,18 @@ class EngineProgram:
             self._peers[key] = tensor
         return tensor
 
-    def add_workspace(self, call: ProcessCall, tensors: dict[str, torch.Tensor]) -> None:
-        """Adds the plan's workspace to the tensors of a call."""
+    def add_workspace(
+        self, shared: Mapping[str, WorkspaceBlock], tensors: dict[str, torch.Tensor]
+    ) -> None:
+        """Adds the plan's workspace to the tensors of a call. shared: what peers may touch of
+        it."""
         if self._private:
             block, at = self.fabric.memory.private(self.workspace_bytes), 0
             for b in self._private:
                 tensors[b.name] = self._part(b, block, at)
                 at += _aligned(b.num_bytes)
         for b in self._shared:
-            tensors[b.name] = self._part(b, call.shared[b.name], 0)
+            tensors[b.name] = self._part(b, shared[b.name], 0)
 
     def _part(self, b: Buffer, block: WorkspaceBlock, at: int) -> torch.Tensor:
         """A buffer in memory that is kept between calls, and so is its tensor."""

@@ -115,7 +115,7 @@ class KernelProgram(EngineProgram):
         self, call: ProcessCall, tensors: dict[str, torch.Tensor], record: bool
     ) -> KernelFlight:
         call.label = self.label
-        self.add_workspace(call, tensors)
+        self.add_workspace(call.shared, tensors)
         if "w" in tensors and not self.outside:
             tensors["w"] = packed(tensors["w"])[0]
         return KernelFlight(self, call.number, tensors, record)

@@ -8,7 +8,7 @@ one for e, every rank has entered e+1 and read what it needed of e.
 from __future__ import annotations
 
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 from weft.errors import Error
 from weft.fabric.interface import Exposed, Program
@@ -18,6 +18,56 @@ from weft.fabric.reach import WorkspaceBlock
 
 if TYPE_CHECKING:
     from weft.fabric.processes import ProcessFabric
+
+
+class Placed(NamedTuple):
+    """The memory of a call that peers may touch. offsets: for the header. shared: workspaces by
+    name. in_place: whether peers read an input of the caller itself."""
+
+    offsets: list[int]
+    shared: dict[str, WorkspaceBlock]
+    in_place: bool
+
+
+def place(fabric: ProcessFabric, exposed: Exposed, number: int) -> Placed:
+    """Places the memory that peers may touch in a call. Raises if it does not suffice."""
+    offsets: list[int] = []
+    shared: dict[str, WorkspaceBlock] = {}
+    if fabric.world == 1:
+        return Placed(offsets, shared, False)
+    inputs, workspaces, outputs = exposed
+    memory, turn, in_place = fabric.memory, number % 2, False
+    for tensor in inputs.values():
+        offset, read_in_place = memory.share(tensor, turn)
+        offsets.append(offset)
+        in_place = in_place or read_in_place
+    for name, size in workspaces.items():
+        shared[name] = block = memory.workspace(name, size, turn)
+        offsets.append(block.offset)
+    for name, block in fabric.reach.relays(number).items():
+        shared[name] = block
+        offsets.append(block.offset)
+    if outputs:
+        offsets += [output.offset for output in outputs.values()]
+    return Placed(offsets, shared, in_place)
+
+
+def refuse_call(fabric: ProcessFabric, number: int, proposal: Proposal, error: Error) -> None:
+    """Enters a call with an error in place of its proposal, so that all ranks raise it."""
+    refused = Proposal.of_error(proposal.operation, error)
+    fabric.reach.enter(number, refused.signature, [], refused.blob, None)
+    fabric.agree(number, (), fabric.deadline_ns(), proposal.operation)
+
+
+def wait_released(fabric: ProcessFabric, number: int, label: str) -> None:
+    """Waits until no peer reads this rank's memory in a call: the caller may write its symmetric
+    input as soon as the call returns."""
+    deadline = fabric.deadline_ns()
+    fabric.wait(
+        lambda: fabric.native.wait_released(number, deadline),
+        label,
+        "peers to finish reading this rank's symmetric memory",
+    )
 
 
 class ProcessCall:
@@ -72,45 +122,16 @@ class ProcessCall:
     def _enter(self) -> None:
         proposal, fabric = self._proposal, self.fabric
         try:
-            offsets = self._place() if fabric.world > 1 else []
+            placed = place(fabric, self._exposed, self.number)
         except Error as error:
-            # All ranks must raise, because this one has no memory for the call.
-            self._post(Proposal.of_error(proposal.operation, error), [], None)
-            self.meet()
+            refuse_call(fabric, self.number, proposal, error)
             raise
+        self.shared, self._in_place = placed.shared, placed.in_place
         if not self._entered:
             engines = None if self._expected is None else getattr(self._expected, "engines", None)
-            self._post(proposal, offsets, engines)
-
-    def _place(self) -> list[int]:
-        """Places the memory that peers may touch; returns its offsets, for the header."""
-        inputs, workspaces, outputs = self._exposed
-        memory, turn = self.fabric.memory, self.number % 2
-        offsets = []
-        for tensor in inputs.values():
-            offset, in_place = memory.share(tensor, turn)
-            offsets.append(offset)
-            self._in_place = self._in_place or in_place
-        for name, size in workspaces.items():
-            self._place_block(name, memory.workspace(name, size, turn), offsets)
-        for name, block in self.fabric.reach.relays(self.number).items():
-            self._place_block(name, block, offsets)
-        if outputs:
-            offsets += [output.offset for output in outputs.values()]
-        return offsets
-
-    def _place_block(self, name: str, block: WorkspaceBlock, offsets: list[int]) -> None:
-        offsets.append(block.offset)
-        self.shared[name] = block
-
-    def _post(self, proposal: Proposal, offsets: list[int], engines: Any) -> None:
-        self.fabric.reach.enter(
-            self.number,
-            proposal.signature,
-            offsets,
-            proposal.blob,
-            engines,
-        )
+            fabric.reach.enter(
+                self.number, proposal.signature, placed.offsets, proposal.blob, engines
+            )
 
     def meet(self) -> None:
         """Waits until every rank has entered the call."""
@@ -162,13 +183,7 @@ class ProcessCall:
         if outcome[0] != OK:
             raise fabric.failure(outcome, self.label, "its end")
         if self._in_place:
-            # The caller may write its symmetric input as soon as the call returns.
-            deadline = fabric.deadline_ns()
-            fabric.wait(
-                lambda: fabric.native.wait_released(self.number, deadline),
-                self.label,
-                "peers to finish reading this rank's symmetric memory",
-            )
+            wait_released(fabric, self.number, self.label)
 
     def _break_off(self, error: BaseException) -> None:
         break_off(self.fabric, self.number, error)

@@ -13,9 +13,10 @@ import torch
 
 from weft.fabric import _native
 from weft.fabric.interface import Disagree
+from weft.fabric.native import Native
 from weft.fabric.outcomes import AGAIN, CANCELLED, DISAGREE, OK, Outcome
 from weft.fabric.spans import span_of
-from weft.plan.tasks import AnyTask, Region
+from weft.plan.tasks import AnyTask, Plan, Region
 from weft.timeline import COMPUTE, Span, Timeline
 
 if TYPE_CHECKING:
@@ -239,20 +240,28 @@ class ProcessFlight:
     def _quiesce(self) -> Outcome:
         """Waits until no engine touches a buffer of this call. This must be so before an error is
         raised."""
-        if self._flight is None:
-            return (OK, -1)
-        self._native.cancel(self._flight)
-        while (outcome := self._native.finish(self._flight))[0] == AGAIN:
-            pass
-        return outcome
+        return (OK, -1) if self._flight is None else quiesce(self._native, self._flight)
 
     def _timeline(self) -> Timeline:
-        plan, rank = self._program.plan, self._fabric.rank
-        spans = [
-            span_of(plan, plan.tasks[task], rank, plan.tasks[task].lane, start, end)
-            for task, start, end in (self._flight.spans if self._flight else ())
-        ]
-        return Timeline((*self._spans, *spans), str(plan.schedule))
+        plan, rank, flight = self._program.plan, self._fabric.rank, self._flight
+        copied = [] if flight is None else copy_spans(plan, rank, flight)
+        return Timeline((*self._spans, *copied), str(plan.schedule))
+
+
+def quiesce(native: Native, copies: Any) -> Outcome:
+    """Cancels the copies of a call, and waits until no engine touches its buffers."""
+    native.cancel(copies)
+    while (outcome := native.finish(copies))[0] == AGAIN:
+        pass
+    return outcome
+
+
+def copy_spans(plan: Plan, rank: int, copies: Any) -> list[Span]:
+    """The spans of the copies of a recorded call."""
+    return [
+        span_of(plan, plan.tasks[task], rank, plan.tasks[task].lane, start, end)
+        for task, start, end in copies.spans
+    ]
 
 
 class StoringFlight(ProcessFlight):
