@@ -9,14 +9,17 @@ import signal
 import time
 
 import pytest
+import torch
 import torch.distributed as dist
 from ranks import check_call, tell
 from surviving import WITHIN
 
-from weft import PeerLost
+from weft import PeerLost, Unsupported
 from weft.fabric import rendezvous
 from weft.fabric.group import several_machines
+from weft.fabric.group.connecting import Door
 from weft.fabric.host import opening
+from weft.fabric.outcomes import PEER_LOST
 
 
 def lost_at_once(said: str) -> tuple[float, float]:
@@ -130,6 +133,38 @@ def test_a_rank_is_gone_in_the_first_call(fresh_ranks, stage, ends):
     assert ("rank 1 died" if ends else "rank 1 was interrupted") in first.value
     if not ends:  # together they can open the group after all
         pool.run(check_call, 8, 3, 4)
+
+
+def refused_when_all_is_connected() -> None:
+    """Rank 1 has all connections and finds something wrong."""
+    rank, made = dist.get_rank(), {}
+    open_transport, connect = several_machines.open_transport, Door.connect
+
+    def opened(*arguments):
+        made["transport"] = open_transport(*arguments)
+        return made["transport"]
+
+    def wired(*arguments):
+        made["wires"] = connect(*arguments)
+        if rank == 1:
+            raise Unsupported("finds something wrong")
+        return made["wires"]
+
+    several_machines.open_transport, Door.connect = opened, wired
+    try:
+        with pytest.raises(Unsupported, match="rank 1 finds something wrong"):
+            check_call(8, 3, 4)
+    finally:
+        several_machines.open_transport, Door.connect = open_transport, connect
+    with pytest.raises(RuntimeError):
+        made["transport"].receive(torch.empty(1), 1 - rank, 1)
+    if rank == 0:
+        assert made["wires"].read(1) == PEER_LOST
+    check_call(8, 3, 4)
+
+
+def test_connections_are_closed_if_a_rank_is_refused(fresh_ranks):
+    fresh_ranks(2, WEFT_FABRIC="flat").run(refused_when_all_is_connected)
 
 
 def test_a_rank_that_is_only_late_is_waited_for(fresh_ranks):

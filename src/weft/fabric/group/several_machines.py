@@ -12,6 +12,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from typing import Any, TypeVar
 
 import torch
@@ -23,7 +24,8 @@ from weft.fabric.group import eager
 from weft.fabric.group.connecting import Door
 from weft.fabric.group.network_native import NetworkNative
 from weft.fabric.group.transfers import NetworkProgram
-from weft.fabric.group.transport import connect_seconds, open_transport
+from weft.fabric.group.transport import Transport, connect_seconds, open_transport
+from weft.fabric.group.wires import Wires
 from weft.fabric.host.opening import heap_span, open_heap
 from weft.fabric.interface import Capabilities
 from weft.fabric.outcomes import PEER_FAILED, PEER_LOST, Outcome
@@ -73,25 +75,7 @@ class SeveralMachines:
             self._relay = self.heap.allocate(heap_span() // 2)
         number = number_of(group)
         self._notes = f"weft/notes/{number}"
-        others = [rank for rank in range(world) if rank != self._rank]
-
-        def look() -> None:
-            look_after(group, others)
-
-        # A rank may fail to connect late, and the others should raise its error.
-        seconds = connect_seconds(deadline)
-        limit = deadline + seconds
-        name, door = f"weft/network/{number}", Door(world)
-        try:
-            transport, error = _or_why(lambda: open_transport(group, name, deadline, look))
-            doors = exchange(group, range(world), "connected", {"error": error, **door.card}, limit)
-            _refuse_if_one(doors)
-            wires, error = _or_why(lambda: door.connect(self._rank, doors, seconds, look))
-        finally:
-            door.close()
-        _refuse_if_one(exchange(group, range(world), "wired", {"error": error}, limit))
-        assert transport is not None
-        assert wires is not None
+        transport, wires = _connected(group, f"weft/network/{number}", deadline)
         self.native = NetworkNative(self.heap, transport, wires, self._rank, world, self.members)
 
     def channels(self) -> tuple[_native.Channel, _native.Messages]:
@@ -198,6 +182,33 @@ class SeveralMachines:
     def close(self) -> None:
         self.native.leave()
         self._relay = None
+
+
+def _connected(group: dist.ProcessGroup, name: str, deadline: float) -> tuple[Transport, Wires]:
+    """The connections to all other ranks. If one rank has not all of them, all ranks raise."""
+    rank, world = dist.get_rank(group), dist.get_world_size(group)
+    others = [peer for peer in range(world) if peer != rank]
+
+    def look() -> None:
+        look_after(group, others)
+
+    # A rank may fail to connect late, and the others should raise its error.
+    seconds = connect_seconds(deadline)
+    limit = deadline + seconds
+    with closing(Door(world)) as door, ExitStack() as if_refused:
+        transport, error = _or_why(lambda: open_transport(group, name, deadline, look))
+        if transport is not None:
+            if_refused.callback(transport.abort)
+        doors = exchange(group, range(world), "connected", {"error": error, **door.card}, limit)
+        _refuse_if_one(doors)
+        wires, error = _or_why(lambda: door.connect(rank, doors, seconds, look))
+        if wires is not None:
+            if_refused.callback(wires.close)
+        _refuse_if_one(exchange(group, range(world), "wired", {"error": error}, limit))
+        if_refused.pop_all()
+    assert transport is not None
+    assert wires is not None
+    return transport, wires
 
 
 def _or_why(connect: Callable[[], T]) -> tuple[T | None, str]:
