@@ -17,6 +17,7 @@ import torch
 from weft.dtype import kernel_numbers, name_of
 from weft.errors import Unsupported
 from weft.fabric.interface import PeerOutput, Repeat
+from weft.ops.known import Known
 from weft.ops.operands import DTYPES, as_rows
 from weft.ops.operator import into
 from weft.plan.matmul_all_reduce import FEW_ROWS
@@ -37,6 +38,7 @@ _NOTHING = Timeline(())
 class Repeated(NamedTuple):
     """A known call that is one native step, without its operands."""
 
+    known: Known
     runner: Runner
     repeat: Repeat
     why: str
@@ -88,7 +90,10 @@ def remember(
     plain = w.dtype == x.dtype and "scale" not in request.inputs
     if request.inputs["w"] is not w or not (plain or as_rows(x, 0)[0].shape[0] <= FEW_ROWS):
         return  # it is converted in every call
-    if key is None or 0 in x.shape or n == 0 or request.observe is not None:
+    remembered = session.known.get(key)
+    if type(remembered) is not Known or remembered.proposal is not request.proposal:
+        return
+    if 0 in x.shape or n == 0:
         return
     if record.active is not None or not x.is_cpu:
         return
@@ -98,8 +103,8 @@ def remember(
     repeat = None if runner is None else runner.program.repeat(request.proposal)
     if runner is not None and repeat is not None:
         shape, workspaces = (*x.shape[:-1], n), dict(request.exposed.workspaces)
-        known = Repeated(runner, repeat, request.why or runner.why, workspaces, shape)
-        session.remember(key, known)
+        why = request.why or runner.why
+        session.remember(key, Repeated(remembered, runner, repeat, why, workspaces, shape))
 
 
 def again(
@@ -114,7 +119,7 @@ def again(
     proposals of the ranks differ from the last time: this rank has then entered the call with it,
     and the call must be planned again. The caller holds the lock of the fabric."""
     known = session.known.get(key)
-    if type(known) is not Repeated or record.active is not None:
+    if type(known) is not Repeated or record.active is not None or not known.known.holds():
         return None
     started = time.perf_counter()
     memory = session.fabric.memory
@@ -134,7 +139,10 @@ def again(
         raise
     if not made:
         return output
-    session.finished(known.runner, known.why, started, _NOTHING)
+    seconds = session.finished(known.runner, known.why, started, _NOTHING)
+    observe = known.known.decision.observe
+    if observe is not None:
+        observe(seconds)
     return output.tensor if out is None else into(out, output.tensor)
 
 

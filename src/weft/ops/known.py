@@ -54,8 +54,8 @@ Again = Callable[..., Operands]
 class Known(NamedTuple):
     """A call without its operands. Nothing in it refers to a tensor.
 
-    again: makes the operands from the arguments. still: returns the decision for `sizes` if it was
-    chosen and has not changed; None if the caller named the schedule.
+    again: makes the operands from the arguments. still: returns the decision of the next call with
+    these `sizes`, if it was chosen; None if the caller named the schedule.
     """
 
     proposal: Proposal
@@ -67,6 +67,10 @@ class Known(NamedTuple):
     again: Again | None
     still: Callable[[Hashable], Decision | None] | None = None
     sizes: Hashable = None
+
+    def holds(self) -> bool:
+        """Whether its decision is also that of the next call."""
+        return self.still is None or self.still(self.sizes) is self.decision
 
     def exposed(self, inputs: Tensors, output: PeerOutput | None) -> Exposed:
         """The memory that peers may touch. output: the result `y`, if they store into it."""

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from weft import fabric as fabrics
 from weft.errors import Error
 from weft.fabric import Fabric
-from weft.fabric.interface import PeerOutput
+from weft.fabric.interface import NOTHING_EXPOSED, PeerOutput
 from weft.fabric.proposal import Items, proposal_of
 from weft.ops import modes
 from weft.ops.first_use import check_first_use
@@ -237,7 +237,7 @@ def run(
     if operator.repeats:
         key = key or key_of(operator.name, schedule, arguments)
         known = session.known.get(key)
-        if type(known) is Known and output is None and _holds(known):
+        if type(known) is Known and output is None and known.holds():
             if profiled():
                 with range_of(operator.name):
                     return _run_known(session, known, arguments)
@@ -251,11 +251,6 @@ def run(
         except Renew:
             continue
     raise AssertionError("sizes that all ranks know cannot be unknown again")
-
-
-def _holds(known: Known) -> bool:
-    """Whether the decision of a known call has not changed."""
-    return known.still is None or known.still(known.sizes) is known.decision
 
 
 def _run_known(session: Session, known: Known, arguments: tuple[Any, ...]) -> Any:
@@ -280,15 +275,18 @@ def _run_known(session: Session, known: Known, arguments: tuple[Any, ...]) -> An
         raise
     if runner is None or not quick:
         return operands.result(_carry_out(session, known, operands, None)[0])
-    exposed, tensors = known.exposed(inputs, output), {**inputs, **results}
+    exposed = known.exposed(inputs, output) if runner.program.shares else NOTHING_EXPOSED
+    tensors = {**inputs, **results}
     with fabric.lock:
         try:
-            ran = repeat(session, runner, proposal, known.decision.why, tensors, exposed)
+            seconds = repeat(session, runner, proposal, known.decision.why, tensors, exposed)
         except BaseException:
             _abandon(fabric, output)
             raise
-        if not ran:
+        if seconds is None:
             results = _carry_out(session, known, operands, output, entered=True)[0]
+        elif known.decision.observe is not None:
+            known.decision.observe(seconds)
     return operands.result(results)
 
 
@@ -315,7 +313,7 @@ def _bind_and_run(
     if decision is None:
         chosen_for = bound.key() if callable(bound.key) else bound.key
         decision = decide(session, name, chosen_for, bound.expected, bound.work)
-        still, sizes = auto.of(session).settled, (name, chosen_for)
+        still, sizes = auto.of(session).current, (name, chosen_for)
     try:
         call = _known(operator, fabric, decision, bound)._replace(still=still, sizes=sizes)
         operands = _operands(bound, arguments)
@@ -323,7 +321,7 @@ def _bind_and_run(
         fabric.refuse(name, error)
         raise
     results, request = _carry_out(session, call, operands, output)
-    if key is not None and call.again is not None and _holds(call):
+    if key is not None and call.again is not None and call.holds():
         session.remember(key, call)
     if bound.after is not None:
         bound.after(key, request)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Hashable
+from functools import partial
 from typing import Any
 
 from weft.errors import Unsupported, nearest
@@ -73,6 +74,16 @@ class Auto:
             return None
         return self._settled.get(key)
 
+    def current(self, key: Hashable) -> Decision | None:
+        """The decision for the next call with this key, if it is one that was made before: it is
+        settled, or the guard goes on with its turn."""
+        found = self.settled(key)
+        if found is None and self.fabric.link is self._link and self.forced is None:
+            guard = self.guards.get(key)
+            if guard is not None and not guard.settled:
+                found = guard.decisions.get(guard.arm)
+        return found
+
     def fixed(self, key: Hashable, operation: Callable[[], Any]) -> Decision | None:
         """The decision of a fixed rule for the operation with this key; None if no fixed rule
         applies."""
@@ -133,10 +144,14 @@ class Auto:
         chosen = guard.next.in_header if first else None
         if not guard.settled:
             observe, share = guard.observe, guard.work / max(work, 1)
-            decision = Decision(header, AUTO, None, "", chosen, observe, inside)
             if share == 1.0:
+                decision = guard.decisions.get(guard.arm)
+                if decision is None:
+                    decision = Decision(header, AUTO, None, "", chosen, observe, inside)
+                    guard.decisions[guard.arm] = decision
                 return decision
-            return decision._replace(observe=lambda seconds: observe(seconds * share))
+            share_of = partial(_scaled, observe, share)
+            return Decision(header, AUTO, None, "", chosen, share_of, inside)
         return self._settle(key, Decision(header, AUTO, None, "", chosen, None, inside))
 
     def set_mode(self, mode: str) -> None:
@@ -197,6 +212,11 @@ class Auto:
 def of(session: Session) -> Auto:
     """The choices of a group."""
     return session.part(Auto, Auto)
+
+
+def _scaled(observe: Callable[[float], None], share: float, seconds: float) -> None:
+    """Observes a call that does more or less than the first one, in proportion."""
+    observe(seconds * share)
 
 
 def _guarded() -> bool:

@@ -11,6 +11,7 @@ from functools import cached_property
 from operator import truediv
 from statistics import median, median_low
 
+from weft.select.decision import Decision
 from weft.select.heuristic import MOST_RIVALS, Choice
 
 TURNS = 3
@@ -37,6 +38,8 @@ class Guard:
         self._first = choice
         self._calls = 0
         self.work = 1  # of the first call: times are proportional to it
+        self.decisions: dict[int, Decision] = {}
+        """By arm, so that the calls of one turn have the same decision."""
 
     # The following is computed after the first call, so that its choice does not wait for it.
 
@@ -56,10 +59,11 @@ class Guard:
         """The choice for the next call."""
         if self.settled or self._calls < CALLS:
             return self.choice
-        return self._arms[self._arm]
+        return self._arms[self.arm]
 
     @property
-    def _arm(self) -> int:
+    def arm(self) -> int:
+        """The number of the arm that the next call runs."""
         return self._calls // CALLS % len(self._arms)
 
     def observe(self, seconds: float) -> None:
@@ -68,7 +72,7 @@ class Guard:
             return
         if self._calls % CALLS >= UNCOUNTED:
             turn = self._calls // CALLS // len(self._arms)
-            self._samples[self._arm][turn].append(seconds)
+            self._samples[self.arm][turn].append(seconds)
         self._calls += 1
         if self._calls == TURNS * CALLS * len(self._arms):
             self._settle()
