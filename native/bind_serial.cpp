@@ -14,6 +14,15 @@ using namespace nb::literals;
 using namespace weft;
 
 void bind_serial(nb::module_& m) {
+  m.def(
+      "serial_product",  // c = a @ b, as serial calls make it
+      [](int dtype, nb::handle a, nb::handle b, nb::handle c) {
+        const Matrix x = matrix_of(a), w = matrix_of(b), y = matrix_of(c);
+        nb::gil_scoped_release unlocked;
+        serial_product(Dtype(dtype), x, w, y);
+      },
+      "dtype"_a, "a"_a, "b"_a, "c"_a);
+
   nb::class_<Exchange>(m, "Exchange")
       .def(
           "__init__",
@@ -44,12 +53,12 @@ void bind_serial(nb::module_& m) {
       .def(
           "__init__",
           [](SerialCall* call, Fabric& fabric, Channel& channel,
-             std::shared_ptr<Exchange> exchange, bool gathers, int64_t inner, uint64_t signature,
+             std::shared_ptr<Exchange> exchange, bool gathers, uint64_t signature,
              nb::bytes blob) {
-            new (call) SerialCall(fabric, channel, std::move(exchange), gathers, inner, signature,
+            new (call) SerialCall(fabric, channel, std::move(exchange), gathers, signature,
                                   std::string(blob.c_str(), blob.size()));
           },
-          "fabric"_a, "channel"_a, "exchange"_a, "gathers"_a, "inner"_a, "signature"_a, "blob"_a,
+          "fabric"_a, "channel"_a, "exchange"_a, "gathers"_a, "signature"_a, "blob"_a,
           nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>())
       .def(
           "start",

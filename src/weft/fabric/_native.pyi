@@ -204,6 +204,8 @@ class Exchange:
         record: bool,
     ) -> Job | None: ...
 
+def serial_product(dtype: int, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None: ...
+
 class SerialCall:
     def __init__(
         self,
@@ -211,7 +213,6 @@ class SerialCall:
         channel: Channel,
         exchange: Exchange,
         gathers: bool,
-        inner: int,
         signature: int,
         blob: bytes,
     ) -> None: ...

@@ -76,7 +76,7 @@ class CollectiveProgram:
         self._moves = collective.moves
         self._inner = collective.inner
         dtype, schedule = DTYPES[plan.operation.dtype], cast(Schedule, plan.schedule)
-        self._dtype = dtype.torch
+        self._dtype, self._channel_dtype = dtype.torch, dtype.channel or 0
         row = collective.columns * dtype.bytes
         self._bytes = collective.rows * row
         self._memory = self._view = torch.empty(0, device="cpu")
@@ -85,7 +85,7 @@ class CollectiveProgram:
         self._signatures = list(signatures)
         self._exchange = _native.Exchange(
             kind.number,
-            dtype.channel or 0,
+            self._channel_dtype,
             dtype.bytes,
             schedule.engine == "cores",
             not collective.sizes,
@@ -137,7 +137,6 @@ class CollectiveProgram:
                 self._channel,
                 self._exchange,
                 self.gathers,
-                self._inner,
                 header.signature,
                 header.blob,
             )
@@ -157,7 +156,9 @@ class CollectiveProgram:
 
     def multiply(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
         """c = a @ b."""
-        if self._inner:
+        if self.quick:
+            _native.serial_product(self._channel_dtype, a, b, c)
+        elif self._inner:
             torch.mm(a, b, out=c)
         else:
             c.zero_()
