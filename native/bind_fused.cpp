@@ -201,6 +201,11 @@ void bind_fused(nb::module_& m) {
 
   m.def("has_team", &has_team);  // whether kernels can use the threads of torch's operators
 
+  m.def("num_process_cores", [] {
+    const cpu_set_t cores = process_cores();
+    return CPU_COUNT(&cores);
+  });
+
   m.def(
       "is_set",  // whether the environment has a variable, without a word where it has not
       [](const char* name) { return std::getenv(name) != nullptr; }, "name"_a);

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <system_error>
 
+#include "team.h"
 
 namespace weft {
 namespace {
@@ -24,6 +25,8 @@ void copy_rows(const Rows& r) {
   for (uint64_t row = 0; row < r.rows; ++row)
     std::memcpy(r.target + row * r.target_pitch, r.source + row * r.source_pitch, r.row_bytes);
 }
+
+Copiers::Copiers(int cores) : cores_(cores), places_(process_cores()) {}
 
 Copiers::~Copiers() {
   {
@@ -93,6 +96,7 @@ void Copiers::start(int wanted) {
 }
 
 void Copiers::loop() {
+  sched_setaffinity(0, sizeof places_, &places_);  // without effect if there are none
   prctl(PR_SET_NAME, "weft-copier");
   std::unique_lock lock(mutex_);
   const auto todo = [&]() -> Task* {

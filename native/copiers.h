@@ -4,8 +4,11 @@
 // Engines cannot use the team of torch's threads (team.h): from another thread than torch's it would be
 // a second team. So they have helpers of their own, as many as the rank has cores that neither torch nor
 // an engine uses, and none where there is no such core. A helper is started when it is first needed,
-// sleeps while there is nothing to copy, and never waits for a peer.
+// sleeps while there is nothing to copy, and never waits for a peer. It may use all cores of the process,
+// wherever the thread that starts it was bound to.
 #pragma once
+
+#include <sched.h>
 
 #include <atomic>
 #include <condition_variable>
@@ -30,7 +33,7 @@ void copy_rows(const Rows& rows);
 class Copiers {
  public:
   // cores: those of this rank.
-  explicit Copiers(int cores) : cores_(cores) {}
+  explicit Copiers(int cores);
   ~Copiers();
 
   // How many may help from now on, if torch and engines use so many threads.
@@ -53,6 +56,7 @@ class Copiers {
   void loop();
 
   const int cores_;
+  const cpu_set_t places_;  // where helpers run: those of the process, when this was made
   std::atomic<int> allowed_{0};
   std::mutex mutex_;
   std::condition_variable filled_, left_;

@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cstring>
 #include <string>
+#include <vector>
 
 namespace weft {
 namespace {
@@ -39,6 +40,9 @@ std::string loaded_runtime() {
 struct Runtime {
   Parallel parallel = nullptr;
   int (*max_threads)() = nullptr;
+  int (*num_places)() = nullptr;
+  int (*num_place_cores)(int place) = nullptr;
+  void (*place_cores)(int place, int* cores) = nullptr;
 };
 
 Runtime find_runtime() {
@@ -47,8 +51,16 @@ Runtime find_runtime() {
   void* library = dlopen(path.c_str(), RTLD_LAZY | RTLD_NOLOAD);
   if (!library) return {};
   pthread_atfork(nullptr, nullptr, [] { forked.store(true, std::memory_order_relaxed); });
-  return {reinterpret_cast<Parallel>(dlsym(library, "GOMP_parallel")),
-          reinterpret_cast<int (*)()>(dlsym(library, "omp_get_max_threads"))};
+  Runtime found;
+  const auto find = [library](auto& entry, const char* name) {
+    entry = reinterpret_cast<std::remove_reference_t<decltype(entry)>>(dlsym(library, name));
+  };
+  find(found.parallel, "GOMP_parallel");
+  find(found.max_threads, "omp_get_max_threads");
+  find(found.num_places, "omp_get_num_places");
+  find(found.num_place_cores, "omp_get_place_num_procs");
+  find(found.place_cores, "omp_get_place_proc_ids");
+  return found;
 }
 
 const Runtime& runtime() {
@@ -94,6 +106,26 @@ int torch_threads() {
 }
 
 int team_threads() { return gettid() == getpid() ? torch_threads() : 1; }
+
+cpu_set_t process_cores() {
+  cpu_set_t first, all;
+  CPU_ZERO(&first);
+  CPU_ZERO(&all);
+  if (sched_getaffinity(getpid(), sizeof first, &first) != 0) CPU_ZERO(&first);
+  const Runtime& omp = runtime();
+  if (!omp.num_places || !omp.num_place_cores || !omp.place_cores) return first;
+  bool bound = false;
+  for (int place = 0; place < omp.num_places(); ++place) {
+    std::vector<int> cores(size_t(omp.num_place_cores(place)));
+    omp.place_cores(place, cores.data());
+    cpu_set_t some;
+    CPU_ZERO(&some);
+    for (int core : cores) CPU_SET(size_t(core), &some);
+    bound |= CPU_EQUAL(&some, &first);
+    CPU_OR(&all, &all, &some);
+  }
+  return bound ? all : first;
+}
 
 void run_parts(int threads, size_t parts, void (*part)(void*, size_t), void* data) {
   const Parallel run = threads > 1 && parts > 1 && !team.works ? parallel() : nullptr;

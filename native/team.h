@@ -7,6 +7,8 @@
 // does all parts itself.
 #pragma once
 
+#include <sched.h>
+
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -33,6 +35,10 @@ int torch_threads();
 // The same for weft's own work in this thread: 1 in any other thread than the process's first. A thread
 // that only communicates must not start a second team, which would compete with the one that computes.
 int team_threads();
+
+// The cores of this process: those of its first thread, or of all threads of torch, if the OpenMP runtime
+// has bound the first one to its own place (OMP_PROC_BIND). Empty where they cannot be found out.
+cpu_set_t process_cores();
 
 constexpr uint64_t kPartBytes = 128 << 10;  // to read or write: far more than it takes to hand a part out
 

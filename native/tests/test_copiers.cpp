@@ -1,6 +1,12 @@
 // Helpers of engines: every byte is copied once, whoever does it, and nobody helps where no core is free.
 #include "copiers.h"
 
+#include <sched.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <filesystem>
+#include <fstream>
 #include <thread>
 #include <vector>
 
@@ -47,6 +53,40 @@ TEST(engines_share_their_helpers) {
     });
   for (auto& engine : engines) engine.join();
   CHECK_SAME(copiers.started(), 2);
+}
+
+// The affinity of every helper that this process has.
+std::vector<cpu_set_t> where_helpers_run() {
+  std::vector<cpu_set_t> found;
+  for (const auto& thread : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::string name;
+    std::ifstream(thread.path() / "comm") >> name;
+    if (name != "weft-copier") continue;
+    found.emplace_back();
+    const int id = std::stoi(thread.path().filename());
+    CHECK_SAME(sched_getaffinity(id, sizeof(cpu_set_t), &found.back()), 0);
+  }
+  return found;
+}
+
+TEST(helpers_use_all_cores_of_the_process_where_their_engine_is_bound_to_one) {
+  cpu_set_t all;
+  CHECK_SAME(sched_getaffinity(getpid(), sizeof all, &all), 0);
+  Copiers copiers(3);
+  copiers.leave(1);
+  std::thread([&] {
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(size_t(sched_getcpu()), &one);
+    sched_setaffinity(0, sizeof one, &one);
+    check_copy(copiers, 1, 4 << 20, 0);
+  }).join();
+  std::vector<cpu_set_t> found;
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while ((found = where_helpers_run()).size() < 2 && std::chrono::steady_clock::now() < until)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));  // a helper begins when it has a core
+  CHECK_SAME(found.size(), 2u);
+  for (const cpu_set_t& cores : found) CHECK(CPU_EQUAL(&cores, &all));
 }
 
 TEST(nobody_helps_where_no_core_is_free_or_little_is_copied) {

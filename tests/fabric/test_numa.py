@@ -6,12 +6,14 @@ import ctypes
 import mmap
 import os
 import platform
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from weft.cli.doctor_cpu import processors
-from weft.fabric.host import numa
+from weft.fabric.host import numa, opening
 
 
 def tree(folder: Path, *lists: str) -> Path:
@@ -90,6 +92,27 @@ NODES = {0: frozenset(range(4)), 1: frozenset(range(4, 8))}
 def said(nodes, cores, threads, **environment) -> dict[str, tuple[str, str]]:
     lines = processors(nodes, cores, threads, environment)
     return {what: (found, remedy) for what, found, remedy in lines}
+
+
+@pytest.mark.parametrize("bound", [{}, {"OMP_PROC_BIND": "true"}, {"OMP_PLACES": "cores"}])
+@pytest.mark.parametrize("pinned", [False, True])
+def test_cores_of_a_rank_whose_first_thread_openmp_binds(bound, pinned) -> None:
+    """OpenMP binds the thread that loads it to a core of its own; the rank still has the others."""
+    cores = os.sched_getaffinity(0)
+    own = {max(cores)} if pinned else cores
+    command = f"import os; os.sched_setaffinity(0, {own}); import torch\n"
+    command += "from weft.fabric.host.opening import own_cores; print(own_cores(1))"
+    environment = {name: text for name, text in os.environ.items() if not name.startswith("OMP_")}
+    done = subprocess.run(
+        [sys.executable, "-c", command],
+        env={**environment, **bound},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) == len(own)
+    assert opening.own_cores(2 * (os.cpu_count() or 1)) == 1, "no more than its share"
 
 
 def test_the_doctor_says_what_to_change() -> None:

@@ -18,10 +18,10 @@ from weft.cli.console import (
     until_stopped,
 )
 from weft.machine import calibrated, load
-from weft.report.judge_page import judged, judgement_page, kind_rows, most_missed
+from weft.report.judge_page import judged, judgement_page, kind_rows, most_missed, score_rows
 from weft.report.terminal_table import table
 from weft.study.judge_host import judge_host
-from weft.study.judgement import IN_SET, Judgement, judge
+from weft.study.judgement import Judgement, judge
 
 TITLES = {
     "heuristic": "all candidates",
@@ -79,20 +79,7 @@ def command(
 
 
 def _table(judgement: Judgement) -> object:
-    rows = []
-    for kind in IN_SET:
-        score = judgement.score(kind)
-        rows.append(
-            [
-                TITLES[kind],
-                f"{score.exact:.1f} %",
-                f"{score.within_2_percent:.1f} %",
-                f"{score.within_10_percent:.1f} %",
-                f"{score.mean_regret:.2f} %",
-                f"{score.worst_regret:.1f} %",
-                str(score.slower_than_serial),
-            ]
-        )
+    rows = [[str(cell) for cell in row] for row in score_rows(judgement, TITLES)]
     headers = [
         "chosen from",
         "exact",

@@ -14,14 +14,14 @@ from weft.collectives.backend_work import WeftWork
 from weft.collectives.gathers import all_gather
 from weft.collectives.sums import reduce_scatter
 from weft.errors import Unsupported
+from weft.fabric import of
+
+SMALL = 1 << 16
+"""Bytes below which a buffer is not worth symmetric memory."""
 
 
-class AllGather:
-    """Gathers weights through weft's channel, for `FSDPModule.set_custom_all_gather`.
-
-    The result is allocated in symmetric memory and contains the rank's own shard. FSDP copies its
-    shard there in any case, and peers then read it in place.
-    """
+class _Allocating:
+    """Allocates the buffers of FSDP's collectives."""
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self._group = group
@@ -29,7 +29,20 @@ class AllGather:
     def allocate(
         self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:
-        return _allocated(self._group, size, dtype, device)
+        """A buffer that peers read in place, or an ordinary one if it is small or on a device,
+        where the channel stages it."""
+        sizes = [int(s) for s in size]
+        if device.type != "cpu" or math.prod(sizes) * dtype.itemsize < SMALL:
+            return torch.empty(sizes, dtype=dtype, device=device)
+        return of(self._group).memory.empty(sizes, dtype)
+
+
+class AllGather(_Allocating):
+    """Gathers weights through weft's channel, for `FSDPModule.set_custom_all_gather`.
+
+    The result is allocated in symmetric memory and contains the rank's own shard. FSDP copies its
+    shard there in any case, and peers then read it in place.
+    """
 
     def __call__(
         self,
@@ -46,17 +59,9 @@ class AllGather:
         return WeftWork([handle], output_tensor)
 
 
-class ReduceScatter:
+class ReduceScatter(_Allocating):
     """Adds gradients through weft's channel, for `FSDPModule.set_custom_reduce_scatter`. Sums are
     in the order of ranks and rounded once, so two runs are equal to the last bit."""
-
-    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
-        self._group = group
-
-    def allocate(
-        self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
-    ) -> torch.Tensor:
-        return _allocated(self._group, size, dtype, device)
 
     def __call__(
         self,
@@ -77,26 +82,6 @@ class ReduceScatter:
             return None
         handle = reduce_scatter(input_tensor, name, out=output_tensor, group=group, async_op=True)
         return WeftWork([handle], output_tensor)
-
-
-SMALL = 1 << 16
-"""Bytes below which a buffer is not worth symmetric memory."""
-
-
-def _allocated(
-    group: dist.ProcessGroup | None,
-    size: Sequence[int | torch.SymInt],
-    dtype: torch.dtype,
-    device: torch.device,
-) -> torch.Tensor:
-    """A buffer that peers read in place, or an ordinary one if it is small or on a device, where
-    the channel stages it."""
-    from weft.fabric import of
-
-    sizes = [int(s) for s in size]
-    if device.type != "cpu" or math.prod(sizes) * dtype.itemsize < SMALL:
-        return torch.empty(sizes, dtype=dtype, device=device)
-    return of(group).memory.empty(sizes, dtype)
 
 
 def gather_by_weft(

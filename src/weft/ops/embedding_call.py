@@ -163,9 +163,7 @@ def _fake(
     mode: str,
     weights: Tables,
     group: str,
-    *,
-    sparse: bool = False,
-    schedule: str = "auto",
+    **_: Any,
 ) -> torch.Tensor:
     # The number of columns of peers is not known before the call.
     ranks = resolve_group(group)

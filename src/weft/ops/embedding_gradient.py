@@ -39,16 +39,11 @@ def gradients(
     """The gradients of tables and of per-sample weights that are wanted."""
     for_tables: Gradients = []
     for_weights: Gradients = []
-    for number, (table, index, rows, weight) in enumerate(
-        _rows(dy, tables, indices, offsets, weights, mode, group)
-    ):
-        if weights is not None:
-            wanted = wants_weights[number]
-            for_weights.append(_weight(table, index, rows, weight) if wanted else None)
-            rows = rows * weights[number][:, None]
-        wanted = wants_tables[number]
+    found = _rows(dy, tables, indices, offsets, weights, mode, group, wants_weights)
+    for wanted, (table, index, rows, for_weight) in zip(wants_tables, found, strict=True):
         for_tables.append(_table(table, index, rows, sparse) if wanted else None)
-    return for_tables, for_weights
+        for_weights.append(for_weight)
+    return for_tables, for_weights if weights else []
 
 
 def update(
@@ -62,15 +57,12 @@ def update(
 ) -> Gradients:
     """Updates the tables; returns the gradients of per-sample weights that are wanted."""
     made: Gradients = []
-    for number, (table, index, rows, weight) in enumerate(
-        _rows(dy, tables, given.indices, given.offsets, given.weights, mode, group)
-    ):
-        if weight is not None:
-            wanted = wants_weights[number]
-            made.append(_weight(table, index, rows, weight) if wanted else None)
-            rows = rows * weight[:, None]
+    weights = given.weights
+    found = _rows(dy, tables, given.indices, given.offsets, weights, mode, group, wants_weights)
+    for table, index, rows, for_weight in found:
         apply(optimizer, table, index, rows)
-    return made
+        made.append(for_weight)
+    return made if weights else []
 
 
 def _rows(
@@ -81,9 +73,10 @@ def _rows(
     weights: Tensorlist | None,
     mode: str,
     group: str,
+    wants_weights: Sequence[bool],
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]]:
-    """For every table: the table, the row numbers of its bags, the gradient of the bag of each, and
-    its factors."""
+    """For every table: the table, the row numbers of its bags, the gradient of each of these rows,
+    and the gradient of their weights, if it is wanted."""
     dp = torch.ops.weft.embedding_gradient(dy, sum(table.shape[1] for table in tables), group)
     column, modes = 0, modes_of(mode, len(tables))
     for number, (table, index, offset) in enumerate(zip(tables, indices, offsets, strict=True)):
@@ -97,7 +90,13 @@ def _rows(
         rows = bags[bag]
         if modes[number] == "max":
             rows = rows * _first_largest(table[index.long()], bag, offset.shape[0])
-        yield table, index.long(), rows, None if weights is None else weights[number]
+        index, for_weight = index.long(), None
+        if weights:
+            weight = weights[number]
+            if wants_weights[number]:
+                for_weight = (rows * table[index]).sum(1).to(weight.dtype)
+            rows = rows * weight[:, None]
+        yield table, index, rows, for_weight
 
 
 def _first_largest(values: torch.Tensor, bag: torch.Tensor, count: int) -> torch.Tensor:
@@ -113,13 +112,6 @@ def _first_largest(values: torch.Tensor, bag: torch.Tensor, count: int) -> torch
     first = spread.new_full((count, values.shape[1]), never)
     first = first.scatter_reduce(0, spread, found, "amin")
     return first[bag] == place
-
-
-def _weight(
-    table: torch.Tensor, index: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor | None
-) -> torch.Tensor:
-    made = (rows * table[index]).sum(1)
-    return made if weight is None else made.to(weight.dtype)
 
 
 def _table(

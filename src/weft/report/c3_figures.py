@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from weft.report.explore_figures import EQUAL, FASTER, IDEAL_COLOUR, ON_SHADES, SLOWER
-from weft.report.figures import Spec
+from weft.report.explore_figures import EDGE, EQUAL, FASTER, IDEAL_COLOUR, ON_SHADES, SLOWER
+from weft.report.figures import Spec, row_edges
 from weft.report.units import duration, scaled
 from weft.study.c3.cases import KINDS
 from weft.study.c3.findings import C3Scenario, Study
@@ -147,19 +147,7 @@ def heat_map(study: Study) -> tuple[Spec, int]:
                 "fixedrange": True,
                 "showgrid": False,
             },
-            "shapes": [
-                {
-                    "type": "line",
-                    "xref": "paper",
-                    "x0": 0,
-                    "x1": 1,
-                    "y0": row - 0.5,
-                    "y1": row - 0.5,
-                    "line": {"width": 2, "color": IDEAL_COLOUR},
-                }
-                for row in range(1, len(scenarios))
-                if scenarios[row].kind != scenarios[row - 1].kind
-            ],
+            "shapes": row_edges([scenario.kind for scenario in scenarios], EDGE),
         },
     }, 20 * len(scenarios) + 90
 

@@ -11,7 +11,7 @@ from html import escape
 from math import log2
 from typing import Any
 
-from weft.report.figures import Spec
+from weft.report.figures import Spec, beside, mark, row_edges
 from weft.report.units import duration
 from weft.schedule import ENGINES, Schedule
 from weft.study.exploration import Exploration, Scenario, ScheduleOutcome
@@ -24,6 +24,8 @@ LOSSES = (
     ("launch", "launch", "#7d5ba6"),
 )
 IDEAL_COLOUR = "#8a9bab"
+EDGE = {"width": 2, "color": IDEAL_COLOUR}
+"""The line between rows of different kinds."""
 COMPARED = (
     # schedule (None: the best), colour
     (None, "#0072b2"),
@@ -98,7 +100,7 @@ def heat_map(exploration: Exploration) -> tuple[Spec, int, int]:
                 **_categories([escape(schedule.name) for schedule in schedules]),
                 "range": [len(schedules) - 0.5, -0.5],
             },
-            "shapes": _engine_edges(schedules),
+            "shapes": row_edges([schedule.engine for schedule in schedules], EDGE),
         },
     }
     if len(labels) <= _LABELLED_UP_TO:
@@ -205,7 +207,9 @@ def where(scenario: Scenario) -> tuple[Spec, int]:
                 "zeroline": False,
             },
             "yaxis": {**_categories(labels), "range": [len(rows) - 0.5, -0.5]},
-            "shapes": [_line(scenario.serial), _line(scenario.ideal)],
+            "shapes": [
+                mark(1e3 * seconds, IDEAL_COLOUR) for seconds in (scenario.serial, scenario.ideal)
+            ],
             "annotations": [
                 _note("serial", scenario.serial, "left"),
                 _note("ideal", scenario.ideal, "right"),
@@ -307,41 +311,9 @@ def _categories(labels: Sequence[str], **more: Any) -> Spec:
     }
 
 
-def _engine_edges(schedules: Sequence[Schedule]) -> list[Spec]:
-    """Lines between the schedules of different engines."""
-    return [
-        {
-            "type": "line",
-            "xref": "paper",
-            "x0": 0,
-            "x1": 1,
-            "y0": row - 0.5,
-            "y1": row - 0.5,
-            "line": {"width": 2, "color": IDEAL_COLOUR},
-        }
-        for row in range(1, len(schedules))
-        if schedules[row].engine != schedules[row - 1].engine
-    ]
-
-
-def _line(seconds: float) -> Spec:
-    ms = 1e3 * seconds
-    dotted = {"width": 1.5, "dash": "dot", "color": IDEAL_COLOUR}
-    return {"type": "line", "yref": "paper", "x0": ms, "x1": ms, "y0": 0, "y1": 1, "line": dotted}
-
-
 def _time(row: int, seconds: float, edge: float) -> Spec:
-    """The time of a schedule, in a column beside the bars, where no width of the screen cuts it
-    off. An arrow says that the bar ends outside."""
-    return {
-        "x": 1,
-        "xref": "paper",
-        "y": row,
-        "xanchor": "left",
-        "showarrow": False,
-        "text": f"▸ {duration(seconds)}" if seconds > edge else f" {duration(seconds)}",
-        "font": {"size": 11},
-    }
+    """The time of a schedule. An arrow says that the bar ends outside."""
+    return beside(row, f"{'▸' if seconds > edge else ''} {duration(seconds)}")
 
 
 def _note(name: str, seconds: float, anchor: str) -> Spec:

@@ -17,6 +17,8 @@ from weft.timeline import COMPUTE, Span, Timeline
 Spec = dict[str, Any]
 """The input of plotly: `data`, a list of traces, and `layout`."""
 
+_THIN = {"width": 1, "color": "rgba(128,136,148,0.35)"}
+"""The line between ranks."""
 _OUTLINED = 400
 """The most bars of a trace that are drawn with outlines. With more, outlines hide thin bars."""
 
@@ -50,7 +52,10 @@ def gantt(timeline: Timeline, *, seconds: float, ideal: float | None = None) -> 
                 "showgrid": False,
                 "zeroline": False,
             },
-            "shapes": [*_separators(lanes), *([mark(ideal * 1e3)] if ideal else [])],
+            "shapes": [
+                *row_edges([rank for rank, _ in lanes], _THIN),
+                *([mark(ideal * 1e3)] if ideal else []),
+            ],
             "annotations": [mark_label(ideal)] if ideal else [],
             "meta": {
                 "gantt": True,
@@ -111,8 +116,8 @@ def _ms(seconds: float) -> float:
     return round(seconds * 1e3, 6)
 
 
-def _separators(lanes: Sequence[tuple[int, str]]) -> list[Spec]:
-    """A thin line between ranks."""
+def row_edges(keys: Sequence[object], line: Spec) -> list[Spec]:
+    """Lines between rows with different keys. keys: one of each row."""
     return [
         {
             "type": "line",
@@ -121,14 +126,27 @@ def _separators(lanes: Sequence[tuple[int, str]]) -> list[Spec]:
             "x1": 1,
             "y0": row - 0.5,
             "y1": row - 0.5,
-            "line": {"width": 1, "color": "rgba(128,136,148,0.35)"},
+            "line": line,
         }
-        for row in range(1, len(lanes))
-        if lanes[row][0] != lanes[row - 1][0]
+        for row in range(1, len(keys))
+        if keys[row] != keys[row - 1]
     ]
 
 
-def mark(ms: float) -> Spec:
+def beside(row: float, text: str) -> Spec:
+    """A text in a column beside the bars, where no width of the screen cuts it off."""
+    return {
+        "x": 1,
+        "xref": "paper",
+        "y": row,
+        "xanchor": "left",
+        "showarrow": False,
+        "text": text,
+        "font": {"size": 11},
+    }
+
+
+def mark(ms: float, colour: str = "#d55e00") -> Spec:
     """A dotted line at a time in milliseconds."""
     return {
         "type": "line",
@@ -137,7 +155,7 @@ def mark(ms: float) -> Spec:
         "x1": ms,
         "y0": 0,
         "y1": 1,
-        "line": {"width": 1.5, "dash": "dot", "color": "#d55e00"},
+        "line": {"width": 1.5, "dash": "dot", "color": colour},
     }
 
 

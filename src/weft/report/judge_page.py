@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from weft.machine import calibrated
@@ -39,6 +40,23 @@ def judged(judgement: Judgement) -> str:
     )
 
 
+def score_rows(judgement: Judgement, names: Mapping[str, str]) -> list[list[cells.Cell]]:
+    """The figures of every set of candidates. names: what the sets are called."""
+    return [
+        [
+            names[kind],
+            f"{score.exact:.1f} %",
+            f"{score.within_2_percent:.1f} %",
+            f"{score.within_10_percent:.1f} %",
+            f"{score.mean_regret:.2f} %",
+            f"{score.worst_regret:.1f} %",
+            score.slower_than_serial,
+        ]
+        for kind in IN_SET
+        for score in (judgement.score(kind),)
+    ]
+
+
 def judgement_page(path: str | os.PathLike[str], judgement: Judgement) -> Path:
     """Writes the page atomically."""
     title = f"How close auto's choice comes to the best schedule on {judgement.machine}"
@@ -50,20 +68,6 @@ def judgement_page(path: str | os.PathLike[str], judgement: Judgement) -> Path:
     )
     page.legend({NAMES[kind]: COLOURS[kind] for kind in IN_SET})
     page.figure(_regrets(judgement), height=360)
-    rows: list[list[cells.Cell]] = []
-    for kind in IN_SET:
-        one = judgement.score(kind)
-        rows.append(
-            [
-                NAMES[kind],
-                f"{one.exact:.1f} %",
-                f"{one.within_2_percent:.1f} %",
-                f"{one.within_10_percent:.1f} %",
-                f"{one.mean_regret:.2f} %",
-                f"{one.worst_regret:.1f} %",
-                one.slower_than_serial,
-            ]
-        )
     page.table(
         (
             "chosen from",
@@ -74,7 +78,7 @@ def judgement_page(path: str | os.PathLike[str], judgement: Judgement) -> Path:
             "worst",
             "slower than serial",
         ),
-        rows,
+        score_rows(judgement, NAMES),
     )
     page.text(
         f"Scenarios are random layers, drawn with seed {judgement.seed}: the same seed draws the "

@@ -125,18 +125,10 @@ def times(result: Measurement, prediction: Prediction | None = None) -> tuple[fi
     }, len(arms) * (42 if prediction is not None else 28) + 80
 
 
-def _time(row: float, arm: Arm) -> dict[str, Any]:
-    """The median and the spread, in a column beside the bars, where no width of the screen cuts
-    them off."""
-    return {
-        "x": 1,
-        "xref": "paper",
-        "y": row,
-        "xanchor": "left",
-        "showarrow": False,
-        "text": f" {units.duration(arm.seconds)} ± {arm.spread_percent:.0f} %",
-        "font": {"size": 11},
-    }
+def _time(row: float, arm: Arm) -> figures.Spec:
+    """The median and the spread."""
+    text = f" {units.duration(arm.seconds)} ± {arm.spread_percent:.0f} %"
+    return figures.beside(row, text)
 
 
 def _measured(arms: Sequence[Arm], colours: list[str], shift: float) -> dict[str, Any]:

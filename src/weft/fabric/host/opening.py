@@ -94,7 +94,7 @@ def _check(cards: Sequence[_Card], members: Sequence[int]) -> None:
 def own_cores(world: int) -> int:
     """The cores that this rank has for itself: those that it is pinned to, but no more than its
     share, because ranks that are not pinned may all use the same ones."""
-    return min(len(os.sched_getaffinity(0)), max(1, (os.cpu_count() or 1) // world))
+    return min(_native.num_process_cores(), max(1, (os.cpu_count() or 1) // world))
 
 
 def heap_span() -> int:

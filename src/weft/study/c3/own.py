@@ -15,14 +15,12 @@ from weft.dtype import ITEM_BYTES
 from weft.errors import Unsupported, nearest
 from weft.machine import DTYPES, Machine
 from weft.plan.concurrent import COLLECTIVES, SUMMING, Collective, Concurrent
-from weft.plan.tasks import Copy, Matmul
 from weft.simulate import run
 from weft.simulate.cost import collective
 from weft.strategy import Strategy
 from weft.study.c3 import rules
 from weft.study.c3.findings import C3Outcome
-from weft.study.c3.simulated import TRIMS, WORLD
-from weft.timeline import percent_of_ideal
+from weft.study.c3.simulated import TRIMS, WORLD, AloneTimes, outcome_of
 
 KINDS: tuple[Collective, ...] = (*COLLECTIVES, *SUMMING)
 NEAR = 1.01
@@ -189,20 +187,12 @@ def ask(machine: Machine, question: CaseQuestion) -> CaseAnswer:
         ways["dma"] = collective(machine, *asked, driver="dma", variant="pcpy")
     else:
         ways["dma"] = run(moving.lower(Strategy.of("dma")), machine).seconds
-    serial, communication = gemm + min(ways.values()), min(ways.values())
+    communication = min(ways.values())
+    serial = gemm + communication
+    alone = AloneTimes(gemm, ways, communication, serial)
 
     def tried(strategy: Strategy) -> C3Outcome:
-        found = run(operation.lower(strategy), machine)
-        multiplied = max(p.seconds for p in found.pieces if isinstance(p.task, Matmul))
-        moved = max(p.end for p in found.pieces if isinstance(p.task, Copy))
-        return C3Outcome(
-            strategy,
-            found.seconds,
-            serial / found.seconds,
-            percent_of_ideal(serial, found.seconds, gemm, communication),
-            multiplied / gemm,
-            moved / ways[strategy.engine],
-        )
+        return outcome_of(machine, operation, strategy, alone)
 
     refused: dict[str, str] = {}
     if summing:

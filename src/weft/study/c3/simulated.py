@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from weft.errors import Unsupported
 from weft.machine import Machine, measurements
@@ -11,7 +12,7 @@ from weft.plan.concurrent import COLLECTIVES, Concurrent
 from weft.plan.tasks import Copy, Matmul
 from weft.simulate import run
 from weft.simulate.cost import collective, gemm
-from weft.strategy import Driver, Strategy
+from weft.strategy import Strategy
 from weft.study.c3 import rules
 from weft.study.c3.cases import C3Case, llama
 from weft.study.c3.findings import C3Outcome, C3Scenario, RuleChoice, Study, UnitSweep
@@ -81,26 +82,36 @@ def _published(machine: Machine) -> dict[str, float]:
     return {line["strategy"]: float(line["percent_of_ideal"]) for line in lines}
 
 
-class _Alone:
-    """The times of an operation alone: of its GEMM, and of its collective by engine."""
+class AloneTimes(NamedTuple):
+    """The seconds of an operation's GEMM and of its collective alone, by engine and as the ideal
+    counts it, and of both one after the other."""
 
-    def __init__(self, machine: Machine, operation: Concurrent) -> None:
-        only, moving = operation.compute_only(), operation.communication_only()
-        self.compute = run(only.lower(Strategy.of("concurrent")), machine).seconds
-        self.by: dict[Driver, float] = {
-            "cores": run(moving.lower(Strategy.of("concurrent")), machine).seconds,
-            "dma": run(moving.lower(Strategy.of("dma")), machine).seconds,
-        }
-        self.communication = self.by["cores"]
-        self.serial = run(operation.lower(Strategy.of("serial")), machine).seconds
+    compute: float
+    by: Mapping[str, float]
+    communication: float
+    serial: float
+
+
+def _alone(machine: Machine, operation: Concurrent) -> AloneTimes:
+    only, moving = operation.compute_only(), operation.communication_only()
+    by = {
+        "cores": run(moving.lower(Strategy.of("concurrent")), machine).seconds,
+        "dma": run(moving.lower(Strategy.of("dma")), machine).seconds,
+    }
+    return AloneTimes(
+        run(only.lower(Strategy.of("concurrent")), machine).seconds,
+        by,
+        by["cores"],
+        run(operation.lower(Strategy.of("serial")), machine).seconds,
+    )
 
 
 def _scenario(machine: Machine, case: C3Case, world: int) -> C3Scenario:
     operation = case.operation(world, DTYPE)
-    alone = _Alone(machine, operation)
+    alone = _alone(machine, operation)
 
     def outcome(strategy: Strategy) -> C3Outcome:
-        return _outcome(machine, operation, strategy, alone)
+        return outcome_of(machine, operation, strategy, alone)
 
     sweeps = {
         base: tuple(outcome(Strategy.of(base, units)) for units in rules.partitions(machine))
@@ -134,9 +145,10 @@ def _scenario(machine: Machine, case: C3Case, world: int) -> C3Scenario:
     )
 
 
-def _outcome(
-    machine: Machine, operation: Concurrent, strategy: Strategy, alone: _Alone
+def outcome_of(
+    machine: Machine, operation: Concurrent, strategy: Strategy, alone: AloneTimes
 ) -> C3Outcome:
+    """Simulates a strategy, and compares it with what the parts take alone."""
     found = run(operation.lower(strategy), machine)
     multiplied = max(p.seconds for p in found.pieces if isinstance(p.task, Matmul))
     moved = max(p.end for p in found.pieces if isinstance(p.task, Copy))
