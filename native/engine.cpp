@@ -26,8 +26,11 @@ char* address(Heap& heap, const Call& call, const End& end, const Command& comma
 
 // A thread that mostly sleeps should run at once when it wakes: ask for exact timers and a short
 // slice, which is what gives a waking thread precedence. Neither needs a privilege; where the kernel
-// knows no slices the call fails and nothing changes.
+// knows no slices the call fails and nothing changes. And it may run on every core of the process:
+// the thread that started it may be bound to the one on which it computes.
 void become_responsive() {
+  const cpu_set_t cores = process_cores();
+  if (CPU_COUNT(&cores) > 0) sched_setaffinity(0, sizeof cores, &cores);
   prctl(PR_SET_TIMERSLACK, 1UL);
   struct {
     uint32_t size, policy;

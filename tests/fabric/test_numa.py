@@ -115,6 +115,37 @@ def test_cores_of_a_rank_whose_first_thread_openmp_binds(bound, pinned) -> None:
     assert opening.own_cores(2 * (os.cpu_count() or 1)) == 1, "no more than its share"
 
 
+ENGINES = """
+import os
+import torch, weft
+
+def cores_of_engines():
+    x, w = torch.ones(512, 256), torch.ones(256, 256)
+    for _ in range(3):
+        weft.all_gather_matmul(x, w, schedule="adaptive@dma")
+    threads = {int(n): open(f"/proc/self/task/{n}/comm").read() for n in os.listdir("/proc/self/task")}
+    own = [n for n, name in threads.items() if name.startswith("weft-engine")]
+    return [sorted(os.sched_getaffinity(n)) for n in own]
+
+if __name__ == "__main__":
+    print(weft.launch(cores_of_engines, world=2, pin=False)[0])
+"""
+
+
+def test_engines_may_leave_the_core_on_which_their_rank_computes(tmp_path: Path) -> None:
+    (tmp_path / "engines.py").write_text(ENGINES)
+    done = subprocess.run(
+        [sys.executable, "engines.py"],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_PROC_BIND": "true"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == str([sorted(os.sched_getaffinity(0))])
+
+
 def test_the_doctor_says_what_to_change() -> None:
     both = said(NODES, range(8), 8)
     assert both["NUMA nodes"] == ("2: cores 0-3; cores 4-7", "")

@@ -62,7 +62,7 @@ def open_heap(group: dist.ProcessGroup, members: Sequence[int], deadline: float)
         if here != 0:
             fd = os.open(f"/proc/{cards[0].pid}/fd/{cards[0].fd}", os.O_RDWR | os.O_CLOEXEC)
         spin = SPIN_NS if (os.cpu_count() or 1) >= world else 0
-        engine_spin = spin if len(os.sched_getaffinity(0)) > 1 else 0
+        engine_spin = spin if _native.num_process_cores() > 1 else 0
         native = _native.Fabric(fd, here, world, cards[0].span, spin, engine_spin, own_cores(world))
         first = native.allocate(1)
         keep_near(first.pointer - first.offset, cards[0].span)
