@@ -116,34 +116,37 @@ def test_cores_of_a_rank_whose_first_thread_openmp_binds(bound, pinned) -> None:
 
 
 ENGINES = """
-import os
+import os, sys
 import torch, weft
 
-def cores_of_engines():
-    x, w = torch.ones(512, 256), torch.ones(256, 256)
-    for _ in range(3):
-        weft.all_gather_matmul(x, w, schedule="adaptive@dma")
-    threads = {int(n): open(f"/proc/self/task/{n}/comm").read() for n in os.listdir("/proc/self/task")}
-    own = [n for n, name in threads.items() if name.startswith("weft-engine")]
-    return [sorted(os.sched_getaffinity(n)) for n in own]
-
-if __name__ == "__main__":
-    print(weft.launch(cores_of_engines, world=2, pin=False)[0])
+rank = int(sys.argv[1])
+meeting = f"file://{os.getcwd()}/meeting"
+torch.distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2)
+x, w = torch.ones(512, 256), torch.ones(256, 256)
+for _ in range(3):
+    weft.all_gather_matmul(x, w, schedule="adaptive@dma")
+for thread in os.listdir("/proc/self/task"):
+    if "weft-engine" in open(f"/proc/self/task/{thread}/comm").read():
+        print(sorted(os.sched_getaffinity(int(thread))))
+torch.distributed.destroy_process_group()
 """
 
 
 def test_engines_may_leave_the_core_on_which_their_rank_computes(tmp_path: Path) -> None:
+    """OpenMP binds the first thread of a rank, as numactl or taskset starts it, to one core."""
     (tmp_path / "engines.py").write_text(ENGINES)
-    done = subprocess.run(
-        [sys.executable, "engines.py"],
-        cwd=tmp_path,
-        env={**os.environ, "OMP_PROC_BIND": "true"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == str([sorted(os.sched_getaffinity(0))])
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "engines.py", str(rank)],
+            cwd=tmp_path,
+            env={**os.environ, "OMP_PROC_BIND": "true"},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in (0, 1)
+    ]
+    every = f"{sorted(os.sched_getaffinity(0))}\n"
+    assert [rank.communicate(timeout=120)[0] for rank in ranks] == [every, every]
 
 
 def test_the_doctor_says_what_to_change() -> None:
