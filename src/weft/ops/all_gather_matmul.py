@@ -23,6 +23,7 @@ from weft.ops.operands import (
     dispatched,
     dtype_name,
     group_name,
+    has_columns,
     num_rows,
     resized,
     resolve_group,
@@ -223,7 +224,8 @@ def _bind(
         (PEERS_DECIDE, declared is None),
     )
     own = (("rows", rows), ("columns", columns), ("out", out_rows))
-    key = (rows, columns, k, dtype, return_gathered, inner, declared, out_rows)
+    layouts = tuple(map(has_columns, weights))
+    key = (rows, columns, k, dtype, return_gathered, inner, declared, out_rows, layouts)
     return Bound(same, own, key, expected, shared=("x",), again=operands)
 
 

@@ -24,6 +24,7 @@ from weft.ops.operands import (
     dispatched,
     dtype_name,
     group_name,
+    has_columns,
     match_splits,
     num_rows,
     resized,
@@ -222,6 +223,7 @@ def _bind(
     sent = check_splits("in_splits", in_splits, world, rows.shape[0], one)
     taken = check_splits("out_splits", out_splits, world, -1, one)
     m, n, k, dtype = sum(taken), w.shape[1], rows.shape[1], dtype_name(x.dtype)
+    layout = has_columns(w)
     if out is not None:
         check_out("out", out, x, [w], n, m)
 
@@ -253,7 +255,7 @@ def _bind(
     return Bound(
         same,
         (("columns", n), ("splits", (sent, taken))),
-        lambda: (*bucket_of(m, max(taken)), n, k, dtype, return_gathered),
+        lambda: (*bucket_of(m, max(taken)), n, k, dtype, return_gathered, layout),
         expected,
         shared=("x",),
         work=m,

@@ -22,6 +22,7 @@ from weft.ops.operands import (
     dispatched,
     dtype_name,
     group_name,
+    has_columns,
     match_splits,
     num_rows,
     resized,
@@ -109,6 +110,7 @@ def _bind(
     rows, inner = as_rows(x, 0)
     one = num_rows(inner)
     made, n, k, dtype = rows.shape[0], w.shape[1], rows.shape[1], dtype_name(x.dtype)
+    layout = has_columns(w)
     sent = check_splits("in_splits", in_splits, world, made, one)
     taken = check_splits("out_splits", out_splits, world, -1, one)
     shape = (sum(taken), n)
@@ -132,7 +134,7 @@ def _bind(
     return Bound(
         (("N", n), ("dtype", dtype), ("the shape of x beside its rows and K", inner)),
         (("K", k), ("splits", (sent, taken))),
-        lambda: (*bucket_of(made, max(sent)), n, k, dtype),
+        lambda: (*bucket_of(made, max(sent)), n, k, dtype, layout),
         lambda: MatmulAllToAll((sent,) * world, n, (k,) * world, dtype),
         work=made,
         workspaces=workspaces,

@@ -19,6 +19,7 @@ from weft.ops.operands import (
     check_operands,
     check_out,
     dtype_name,
+    has_columns,
     num_rows,
     shared_workspaces,
 )
@@ -100,7 +101,7 @@ def bind_sum(
     return Bound(
         same,
         (("rows", own), ("K", k)),
-        (m, n, k, own, dtype, reduce_op, inner),
+        (m, n, k, own, dtype, reduce_op, inner, has_columns(w)),
         lambda: kind(split(m, world), n, (k,) * world, dtype),
         workspaces=workspaces,
         adapt=_contiguous_rows,

@@ -169,6 +169,12 @@ def check_out(
             raise Unsupported(f"{name} has {size} {what}, but the result has {wanted}")
 
 
+def has_columns(w: torch.Tensor) -> bool:
+    """Whether the columns of a weight are contiguous, as those of `linear.weight.t()`. Products of
+    few rows take another time then, so a schedule is chosen for each layout."""
+    return w.stride(0) == 1
+
+
 def num_rows(inner: Sequence[int]) -> int:
     """The number of rows of one index of a dimension, from the sizes beside it (see `as_rows`)."""
     return math.prod(inner) or 1
