@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import time
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
@@ -255,7 +256,8 @@ def run(
 
 def _run_known(session: Session, known: Known, arguments: tuple[Any, ...]) -> Any:
     assert known.again is not None
-    fabric, proposal = session.fabric, known.proposal
+    started = time.perf_counter()
+    fabric, proposal, why = session.fabric, known.proposal, known.decision.why
     runner = session.runners.get(proposal.signature)
     quick = runner is not None and runner.program.quick and recording.active is None
     output: PeerOutput | None = None
@@ -279,7 +281,7 @@ def _run_known(session: Session, known: Known, arguments: tuple[Any, ...]) -> An
     tensors = {**inputs, **results}
     with fabric.lock:
         try:
-            seconds = repeat(session, runner, proposal, known.decision.why, tensors, exposed)
+            seconds = repeat(session, runner, proposal, why, tensors, exposed, started)
         except BaseException:
             _abandon(fabric, output)
             raise

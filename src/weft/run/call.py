@@ -120,11 +120,12 @@ def repeat(
     why: str,
     tensors: Tensors,
     exposed: Exposed,
+    started: float,
 ) -> float | None:
-    """Repeats a call whose program is quick; returns its seconds. None if the headers of the ranks
+    """Repeats a call whose program is quick; returns its seconds since `started`. None if the headers of the ranks
     differ from the last time: this rank has then entered the call, and it must be planned again.
     The caller holds the lock of the fabric."""
-    started, program = time.perf_counter(), cast(QuickProgram, runner.program)
+    program = cast(QuickProgram, runner.program)
     if not program.once(proposal, tensors, exposed):
         return None
     return session.finished(runner, why or runner.why, started, _NOTHING)
