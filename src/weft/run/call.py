@@ -122,9 +122,9 @@ def repeat(
     exposed: Exposed,
     started: float,
 ) -> float | None:
-    """Repeats a call whose program is quick; returns its seconds since `started`. None if the headers of the ranks
-    differ from the last time: this rank has then entered the call, and it must be planned again.
-    The caller holds the lock of the fabric."""
+    """Repeats a call whose program is quick; returns its seconds since `started`. None if the
+    headers of the ranks differ from the last time: this rank has then entered the call, and it must
+    be planned again. The caller holds the lock of the fabric."""
     program = cast(QuickProgram, runner.program)
     if not program.once(proposal, tensors, exposed):
         return None
