@@ -1,4 +1,5 @@
-"""Types of the native module; see native/bindings.cpp."""
+"""Types of the native module; see native/bindings.cpp. One long file, because a module has one
+stub."""
 
 from collections.abc import Sequence
 
