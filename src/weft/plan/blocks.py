@@ -22,8 +22,8 @@ Block = tuple[int, int, int, int]
 INTENSITY = 160
 """The smallest rows * columns / (rows + columns) of a chunk, that is, multiplications per element
 read. On a CPU, a GEMM above it takes at most 10 % longer than the same work in a larger GEMM."""
-TAPERED_INTENSITY = 200
-"""The same for tapered cuts. Some of their chunks are cut finer, so the others can be larger."""
+OPENING_INTENSITY = 200
+"""The same for cuts whose first chunk is cut finer: the others can be larger."""
 FEWEST, MOST = 4, 16
 SMALLEST = 8192
 """The smallest rows * columns of a half. A smaller chunk takes longer to hand over than to make."""
@@ -91,7 +91,7 @@ def _halves(block: Block) -> list[Block]:
 
 def depth_of(rows: int, columns: int, taper: Taper = "none") -> int:
     """The default number of chunks: as many as keep each chunk above the smallest intensity."""
-    depth, least = FEWEST, INTENSITY if taper == "none" else TAPERED_INTENSITY
+    depth, least = FEWEST, OPENING_INTENSITY if taper == "opening" else INTENSITY
     while depth < MOST:
         down, across = cuts(rows, columns, 2 * depth)
         high, wide = rows / down, columns / across
