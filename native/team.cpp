@@ -105,7 +105,10 @@ int torch_threads() {
   return std::max(1, runtime().max_threads());
 }
 
-int team_threads() { return gettid() == getpid() ? torch_threads() : 1; }
+int team_threads() {
+  thread_local const bool first = gettid() == getpid();  // asked once: both are system calls
+  return first ? torch_threads() : 1;
+}
 
 cpu_set_t process_cores() {
   cpu_set_t first, all;

@@ -84,11 +84,9 @@ class GroupChannel:
             return False
         if profiled():
             with range_of(BY_NUMBER[kind].name):
-                return self._run_quick(kind, x, out, reduction, root)
-        return self._run_quick(kind, x, out, reduction, root)
-
-    def _run_quick(self, kind: int, x: object, out: object, reduction: int, root: int) -> bool:
-        made = self._quick(kind, x, out, reduction, root, self.fabric.deadline)
+                made = self._quick(kind, x, out, reduction, root, self.fabric.deadline)
+        else:
+            made = self._quick(kind, x, out, reduction, root, self.fabric.deadline)
         if made is True or made is False:
             return made
         self.wait(made)
