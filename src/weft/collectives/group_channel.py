@@ -84,9 +84,12 @@ class GroupChannel:
             return False
         if profiled():
             with range_of(BY_NUMBER[kind].name):
-                made = self._quick(kind, x, out, reduction, root, self.fabric.deadline)
-        else:
-            made = self._quick(kind, x, out, reduction, root, self.fabric.deadline)
+                return self._over(self._quick(kind, x, out, reduction, root, self.fabric.deadline))
+        made = self._quick(kind, x, out, reduction, root, self.fabric.deadline)
+        return made if made is True else self._over(made)
+
+    def _over(self, made: Job | bool) -> bool:
+        """Waits for the job of a quick collective that is not over yet."""
         if made is True or made is False:
             return made
         self.wait(made)
