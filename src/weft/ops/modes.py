@@ -81,8 +81,10 @@ def without_negated(value: Any) -> Any:
     """A tensor (or a list of tensors) whose memory holds its values. torch negates some views when
     it reads them: the imaginary parts of conjugates."""
     if isinstance(value, torch.Tensor):
-        return value.resolve_neg()
-    return [without_negated(item) for item in value] if isinstance(value, list) else value
+        return value.resolve_neg() if value.is_neg() else value
+    if type(value) is list and any(isinstance(t, torch.Tensor) and t.is_neg() for t in value):
+        return [without_negated(item) for item in value]
+    return value
 
 
 def no_transforms(name: str) -> Unsupported:
