@@ -26,8 +26,8 @@ IN_BACKGROUND = ["--asynchronous", "--backend", "weft"]
 @pytest.fixture
 def run(ranks):
     """`run("moe")`: what the first of two ranks prints. One pair of ranks runs all scripts, for
-    importing torch takes longer than any. Without the guard, `auto` chooses by its rules alone, on a
-    busy machine too."""
+    importing torch takes longer than any. Without the guard, `auto` chooses by its rules alone,
+    also on a busy machine."""
     pool = ranks(2, WEFT_TESTS="examples", WEFT_GUARD="0")
     return lambda name: pool.run(
         run_script, (EXAMPLES / f"{name}.py").read_text(), f"{name}.py", SMALL[name]
