@@ -172,8 +172,9 @@ def _bind_and_run(
     fabric, name = session.fabric, operator.name
     try:
         modes.check_tangents(arguments)
-        *given, out = arguments
-        arguments = (*map(modes.without_negated, given), out)
+        if operator.repeats:  # others take few kinds of tensors, and refuse these
+            *given, out = arguments
+            arguments = (*map(modes.without_negated, given), out)
         decision = operator.asked(schedule)
         bound = operator.bind(session, *arguments)
     except Exception as error:
