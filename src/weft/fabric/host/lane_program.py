@@ -53,7 +53,8 @@ def runs_natively(plan: Plan, rank: int) -> bool:
             return False
         dtypes |= {plan.buffer[region.key].dtype for region in (*task.reads(), *task.writes())}
     scales = any(b.name.startswith("scale") for b in plan.buffers)
-    return len(dtypes) == 1 and dtypes <= set(ON_HOST) and not scales
+    dtype = plan.operation.dtype
+    return dtypes == {dtype} and dtype in ON_HOST and not scales
 
 
 class _Work(NamedTuple):
