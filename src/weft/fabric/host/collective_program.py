@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from weft.fabric.processes import ProcessFabric
 
 _FOREVER = 2**63 - 1
-_EMPTY = 64
-"""The address that stands for an empty tensor, which has none. Nothing is read there."""
 
 
 def collective_of(plan: Plan, rank: int) -> OneCollective | None:
@@ -186,7 +184,7 @@ class CollectiveProgram:
                 raise Disagree
             return None
         patience = nanoseconds(fabric.deadline)
-        at, into = source.data_ptr() or _EMPTY, target.data_ptr() or _EMPTY
+        at, into = source.data_ptr(), target.data_ptr()
         job = self._exchange.start(channel, call, patience, at, into, record)
         if job is None:
             return None
