@@ -6,14 +6,14 @@
 #include <cstring>
 #include <system_error>
 
+#include "signal.h"
 #include "team.h"
 
 namespace weft {
 namespace {
 
-constexpr uint64_t kLarge = 2 << 20;      // below it, helpers wake too late to be of use
+constexpr uint64_t kLarge = 1 << 20;  // below it, helpers wake too late to be of use
 constexpr uint64_t kCopyPart = 256 << 10;
-constexpr int kMostHelpers = 3;           // more than these only wait for the memory
 
 }  // namespace
 
@@ -58,10 +58,23 @@ void Copiers::work(Task& task) {
   }
 }
 
-void Copiers::copy(const Rows& given) {
-  const int helpers = allowed_.load(std::memory_order_relaxed);
+void Copiers::copy(const Rows& rows) {
+  const int most = allowed_.load(std::memory_order_relaxed);
+  const uint64_t bytes = rows.rows * rows.row_bytes;
+  if (most == 0 || bytes < kLarge) return copy_rows(rows);
+  std::unique_lock lock(mutex_);
+  const int helpers = counts_.choose(bytes, most);
+  lock.unlock();
+  const int64_t began = now_ns();
+  copy_with(helpers, rows);
+  const int64_t took = now_ns() - began;
+  lock.lock();
+  counts_.took(bytes, helpers, took);
+}
+
+void Copiers::copy_with(int helpers, const Rows& given) {
   Rows rows = given;
-  if (helpers == 0 || rows.rows * rows.row_bytes < kLarge) return copy_rows(rows);
+  if (helpers == 0) return copy_rows(rows);
   if (rows.target_pitch == rows.row_bytes && rows.source_pitch == rows.row_bytes) {
     // One run of bytes: it is cut anywhere, and the rest that is no whole row is copied at once.
     const uint64_t bytes = rows.rows * rows.row_bytes, whole = bytes / kCopyPart * kCopyPart;

@@ -3,8 +3,9 @@
 //
 // Engines cannot use the team of torch's threads (team.h): from another thread than torch's it would be
 // a second team. So they have helpers of their own, as many as the rank has cores that neither torch nor
-// an engine uses, and none where there is no such core. A helper is started when it is first needed,
-// sleeps while there is nothing to copy, and never waits for a peer. It may use all cores of the process,
+// an engine uses, and none where there is no such core; what copies took decides how many of them help
+// (helper_count.h). A helper is started when it is first needed, sleeps while there is nothing to copy,
+// and never waits for a peer. It may use all cores of the process,
 // wherever the thread that starts it was bound to.
 #pragma once
 
@@ -17,6 +18,8 @@
 #include <mutex>
 #include <thread>
 #include <vector>
+
+#include "helper_count.h"
 
 namespace weft {
 
@@ -51,6 +54,7 @@ class Copiers {
     int helpers = 0;  // at work, with the lock held
   };
 
+  void copy_with(int helpers, const Rows& rows);
   static void work(Task& task);
   void start(int wanted);
   void loop();
@@ -60,6 +64,7 @@ class Copiers {
   std::atomic<int> allowed_{0};
   std::mutex mutex_;
   std::condition_variable filled_, left_;
+  HelperCount counts_;
   std::list<Task*> open_;
   std::vector<std::thread> threads_;
   bool stop_ = false;

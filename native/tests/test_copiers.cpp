@@ -4,6 +4,8 @@
 #include <sched.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <chrono>
 #include <filesystem>
 #include <fstream>
@@ -97,8 +99,33 @@ TEST(nobody_helps_where_no_core_is_free_or_little_is_copied) {
   copiers.leave(9);
   check_copy(copiers, 1, 4 << 20, 0);
   copiers.leave(1);
-  check_copy(copiers, 1, 1 << 20, 0);
+  check_copy(copiers, 1, (1 << 20) - 1, 0);
   CHECK_SAME(copiers.started(), 0);
+}
+
+// The number of helpers that is chosen in the end, if copies take so long with 0, 1, 2 and 3 of them.
+int settled(HelperCount& counts, uint64_t bytes, int most, std::array<int64_t, 4> nanoseconds) {
+  std::array<int, 4> chosen{};
+  for (int copy = 0; copy < 1000; ++copy) {
+    const int helpers = counts.choose(bytes, most);
+    CHECK(helpers >= 0 && helpers <= most);
+    counts.took(bytes, helpers, nanoseconds[size_t(helpers)] * (copy % 50 == 7 ? 20 : 1));
+    if (copy >= 500) ++chosen[size_t(helpers)];
+  }
+  const auto often = std::max_element(chosen.begin(), chosen.end());
+  CHECK(*often > 450);  // others are tried again, but seldom
+  return int(often - chosen.begin());
+}
+
+TEST(as_many_help_as_copied_fastest) {
+  HelperCount counts;
+  const uint64_t bytes = 8 << 20;
+  CHECK_SAME(settled(counts, bytes, 3, {800, 410, 280, 210}), 3);
+  CHECK_SAME(settled(counts, bytes, 3, {800, 410, 405, 400}), 1);  // it follows what copies take
+  CHECK_SAME(settled(counts, bytes, 3, {400, 410, 420, 500}), 0);
+  CHECK_SAME(settled(counts, bytes, 1, {800, 410, 280, 210}), 1);
+  CHECK_SAME(settled(counts, bytes * 8, 3, {800, 500, 300, 310}), 2);  // each size by itself
+  CHECK_SAME(settled(counts, bytes, 3, {800, 410, 280, 210}), 3);
 }
 
 }  // namespace
