@@ -7,7 +7,7 @@ from weft.measure.describe import Figures
 from weft.measure.probes import CallTimes, Paced
 
 
-def figures(rate: float = 5e10) -> Figures:
+def figures(rate: float = 5e10, threads: int = 1) -> Figures:
     """A machine whose GEMMs are all equally fast."""
     return Figures(
         gemms={g: 2.0 * g.m * g.n * g.k / rate for g in QUICK.points},
@@ -21,5 +21,6 @@ def figures(rate: float = 5e10) -> Figures:
         decision=3e-6,
         calls=CallTimes(1e-4, 5e-6, 2e-5),
         paced=Paced(2e-5, 4e-3),
-        num_cores=2,
+        num_cores=2 * threads,
+        threads=threads,
     )

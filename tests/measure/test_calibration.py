@@ -58,6 +58,30 @@ def test_a_kept_calibration_is_the_cpu_machine(cache: Path) -> None:
     assert [p.name for p in path.parent.iterdir()] == ["cpu.toml"]
 
 
+def test_ranks_of_several_threads_have_a_description_of_their_own(cache: Path) -> None:
+    one, many = describe(figures()), describe(figures(2e11, threads=8))
+    assert {keep(one, QUICK).name, keep(many, QUICK).name} == {"cpu.toml", "cpu-8-threads.toml"}
+    assert calibrated.kept() == ["cpu", "cpu-8-threads"]
+    found = load("cpu-8-threads")
+    assert found.host is not None
+    assert (found.host.threads, found.host.cores) == (8, 16)
+    assert not found.limited_by_memory, "measured rates include the time of memory"
+    assert gemm(found, 96, 700, 900, "float32").compute_seconds == pytest.approx(
+        2 * 96 * 700 * 900 / 2e11, rel=1e-4
+    )
+    assert "8 threads per rank" in calibrated.path("cpu-8-threads").read_text()
+    with pytest.raises(Unsupported, match=r"weft calibrate --threads 4`.* as cpu, cpu-8-threads"):
+        load("cpu-4-threads")
+
+
+def test_two_ranks_need_a_core_for_every_thread(cache: Path) -> None:
+    threads = len(os.sched_getaffinity(0)) // 2 + 1
+    result = CliRunner().invoke(_app(), ["calibrate", "--quick", "--threads", str(threads)])
+    assert result.exit_code != 0
+    assert isinstance(result.exception, Unsupported | SystemExit)
+    assert not list(cache.iterdir())
+
+
 def test_a_torn_description_says_so_and_what_to_run(cache: Path) -> None:
     path = keep(describe(figures()), QUICK)
     path.write_text(path.read_text()[:700])

@@ -12,6 +12,7 @@ from ranks import check_call
 
 import weft
 from weft.fabric import VERSION, of
+from weft.machine import load
 from weft.plan.all_gather_matmul import AllGatherMatmul
 from weft.run import session as sessions
 from weft.schedule import Schedule
@@ -186,10 +187,11 @@ def test_modes(fresh_ranks):
     assert auto_mode.startswith("by the rule")
 
 
-def _calibrating() -> tuple[bool, tuple[str, str]]:
+def _calibrating(threads: int = 1) -> tuple[bool, tuple[str, str]]:
     from weft.machine import calibrated
 
-    return calibrated.path().exists(), call(64)
+    torch.set_num_threads(threads)
+    return calibrated.path(calibrated.name(threads)).exists(), call(64)
 
 
 def test_the_first_auto_call_calibrates_and_later_processes_find_it(fresh_ranks, tmp_path):
@@ -203,3 +205,15 @@ def test_the_first_auto_call_calibrates_and_later_processes_find_it(fresh_ranks,
     assert all(before for before, _ in second)
     assert path.read_text() == kept
     assert path.stat().st_mtime_ns == written, "nobody measured again"
+
+
+def test_ranks_of_two_threads_calibrate_for_themselves(fresh_ranks, tmp_path):
+    environment = {"XDG_CACHE_HOME": str(tmp_path), "WEFT_CALIBRATE": "1"}
+    for again in (False, True):
+        found = fresh_ranks(2, **environment).run(_calibrating, 2)
+        assert [before for before, _ in found] == [again, again]
+    (path,) = (tmp_path / "weft" / "machines").iterdir()
+    assert path.name == "cpu-2-threads.toml"
+    machine = load(path)
+    assert machine.host is not None
+    assert machine.host.threads == 2

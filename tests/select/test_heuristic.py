@@ -11,7 +11,7 @@ import pytest
 
 from weft import Unsupported
 from weft.fabric import Link
-from weft.machine import Measured, load
+from weft.machine import Machine, Measured, load
 from weft.plan.all_gather_matmul import AllGatherMatmul
 from weft.plan.matmul_reduce_scatter import MatmulReduceScatter
 from weft.schedule import Schedule
@@ -153,6 +153,26 @@ def test_at_memory_speed_a_host_reads_in_place_and_a_tie_goes_to_adaptive():
     for sizes in ((16, 5, 8), (1024, 2048, 1024), (512, 256, 512), (4096, 1024, 1024)):
         operation = AllGatherMatmul.of(*sizes, 2)
         assert str(choose(machine, operation).schedule) == "adaptive@direct", operation.label
+
+
+def _full_host(threads: int) -> Machine:
+    """Two ranks of so many threads, on a link, without a core to spare."""
+    machine = this_host.with_link(this_host.default(threads), Link.parse("0.05GB/s"))
+    assert machine.host is not None
+    return replace(machine, host=replace(machine.host, cores=2 * threads))
+
+
+def test_the_rule_knows_the_threads_of_a_rank():
+    """Four threads multiply four times as fast, and a copy takes one of their cores, not all."""
+    operation, serial = AllGatherMatmul.of(4096, 2048, 2048, 2), Schedule.parse("serial@dma")
+    spins, beside = Schedule.parse("shard-p2p@cores"), Schedule.parse("shard-p2p@dma")
+    one, four = _full_host(1), _full_host(4)
+    slow, fast = estimates(one, operation), estimates(four, operation)
+    for machine, told in ((one, slow), (four, fast)):
+        seconds = run(operation.lower(serial), machine).seconds
+        assert told[serial] == pytest.approx(seconds, rel=0.05)
+    assert fast[serial] < 0.6 * slow[serial]
+    assert fast[spins] / fast[beside] < 0.9 * slow[spins] / slow[beside]
 
 
 def test_rivals_are_of_other_kinds_and_near():

@@ -8,6 +8,7 @@ import warnings
 from dataclasses import replace
 
 import pytest
+import torch
 
 from weft import Unsupported
 from weft.plan.all_gather_matmul import AllGatherMatmul
@@ -37,6 +38,15 @@ def test_a_bucket_holds_near_sizes_and_no_far_ones(asked):
     far = AllGatherMatmul.of(2000, 500, 300, 2)
     assert store.question(near, "memory", "1.2.3") == asked
     assert store.question(far, "memory", "1.2.3") != asked
+
+
+def test_ranks_of_other_threads_ask_another_question() -> None:
+    asked, threads = store.question(OPERATION, "memory", "1"), torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+    try:
+        assert store.question(OPERATION, "memory", "1") != asked
+    finally:
+        torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,17 @@ def test_a_core_driven_copy_takes_half_of_the_core() -> None:
     assert local.end - local.body == pytest.approx(before + 2 * (WHOLE / 2 - before))
 
 
+def test_beside_three_threads_it_takes_a_quarter_of_their_cores() -> None:
+    """Three threads and a copy on the three cores of a rank: each has three quarters of a core."""
+    slow = host(link=SHARD / (2 * WHOLE), cores=6)
+    assert slow.host is not None
+    slow = replace(slow, host=replace(slow.host, threads=3))
+    simulation = run(operation().lower(Schedule.parse("shard-p2p@cores")), slow)
+    local = simulation.compute_pieces(0)[0]
+    before = WAKE - TASK
+    assert local.end - local.body == pytest.approx(before + 4 / 3 * (WHOLE / 2 - before))
+
+
 def test_with_a_core_to_spare_it_takes_none() -> None:
     slow = host(link=SHARD / (2 * WHOLE), cores=4)
     simulation = run(operation().lower(Schedule.parse("shard-p2p@cores")), slow)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from weft.cli.console import Json, console, print_json, progress
-from weft.machine import Machine
+from weft.machine import Machine, calibrated
 from weft.measure.calibration import FULL, QUICK, calibrate, keep
 from weft.report.terminal_table import table
 
@@ -22,6 +22,10 @@ def command(
     quick: Annotated[
         bool, typer.Option("--quick", help="Two seconds instead of one minute.")
     ] = False,
+    threads: Annotated[
+        int,
+        typer.Option(min=1, help="Compute threads of a rank; the machine is then cpu-N-threads."),
+    ] = 1,
     output: Annotated[
         Path | None, typer.Option(help="Write the description here, not to the user's cache.")
     ] = None,
@@ -31,12 +35,20 @@ def command(
     level = QUICK if quick else FULL
     start = time.perf_counter()
     with progress("calibrating", quiet=json) as report:
-        machine = calibrate(level, report)
+        machine = calibrate(level, report, threads)
     path = keep(machine, level, output)
     seconds = time.perf_counter() - start
     if json:
         found = {name: value for name, value, _ in key_figures(machine)}
-        print_json({"machine": machine.title, "file": str(path), "seconds": seconds, **found})
+        print_json(
+            {
+                "machine": machine.title,
+                "name": machine.name,
+                "file": str(path),
+                "seconds": seconds,
+                **found,
+            }
+        )
         return
     show(machine, path, seconds)
 
@@ -47,7 +59,10 @@ def show(machine: Machine, path: Path, seconds: float) -> None:
         [name.replace("_", " "), f"{value:.3g}", unit] for name, value, unit in key_figures(machine)
     ]
     console.print(table(["what", "", ""], rows, title=machine.title))
-    console.print(f"{path} in {seconds:.0f} s; use it as `--machine cpu`, or `weft run --predict`.")
+    use = f"use it as `--machine {machine.name}`"
+    if machine.name == calibrated.NAME:
+        use += ", or `weft run --predict`"
+    console.print(f"{path} in {seconds:.0f} s; {use}.")
 
 
 def key_figures(machine: Machine) -> list[tuple[str, float, str]]:

@@ -1,12 +1,14 @@
-"""The description of this host: where it is stored, and how it is written.
+"""The descriptions of this host: where they are stored, and how they are written.
 
 `weft calibrate` measures this machine and writes `cpu.toml` atomically to the user's cache
-directory, where `weft.machine.load("cpu")` finds it.
+directory, where `weft.machine.load("cpu")` finds it. Ranks with several compute threads have
+descriptions of their own: `cpu-8-threads`.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from math import inf
@@ -26,9 +28,25 @@ def cache() -> Path:
     return Path(base) / "weft"
 
 
-def path() -> Path:
-    """The path of the description of this host, which may not exist yet."""
-    return cache() / "machines" / f"{NAME}.toml"
+def name(threads: int) -> str:
+    """The name of this host, with so many compute threads per rank."""
+    return NAME if threads == 1 else f"{NAME}-{threads}-threads"
+
+
+def named(text: str) -> bool:
+    """Whether a text is a name of this host."""
+    return text == NAME or re.fullmatch(rf"{NAME}-[1-9]\d*-threads", text) is not None
+
+
+def path(host: str = NAME) -> Path:
+    """The path of the description of this host, by its name, which may not exist yet."""
+    return cache() / "machines" / f"{host}.toml"
+
+
+def kept() -> list[str]:
+    """The names of this host under which it is described."""
+    found = (file.stem for file in path().parent.glob(f"{NAME}*.toml"))
+    return sorted(stem for stem in found if named(stem))
 
 
 def write(target: Path, text: str) -> Path:

@@ -220,7 +220,7 @@ class HostCores:
     nap: float  # core time of one sleep and wake-up
     slice: float  # how long a thread keeps its core while others wait for it
     grace: float  # an engine that is later than this has left its link idle
-    threads: Count = 1  # compute threads of a rank, whose rates were then not measured
+    threads: Count = 1  # compute threads of a rank, each on a core of its own if there are enough
 
 
 @dataclass(frozen=True)
@@ -241,7 +241,7 @@ class Machine:
     def limited_by_memory(self) -> bool:
         """Whether a GEMM also takes the time of its operands in memory. Rates that were measured
         on a host include it."""
-        return self.host is None or self.host.threads > 1
+        return self.host is None or (self.host.threads > 1 and not self.compute.measured)
 
     def without_contention(self) -> Machine:
         """The machine if kernels and bytes did not slow each other beyond sharing compute units and

@@ -49,15 +49,16 @@ def file_of(name_or_path: str) -> Path:
     if name_or_path in all_names():
         return _shipped_file(name_or_path)
     load(name_or_path)  # says what is wrong with it
-    return calibrated.path() if name_or_path == calibrated.NAME else Path(name_or_path)
+    return calibrated.path(name_or_path) if calibrated.named(name_or_path) else Path(name_or_path)
 
 
 def load(name_or_path: str | Path) -> Machine:
     """The machine with that name, or the one that the TOML file at that path describes. `cpu` is
-    this host, as `weft calibrate` measured it."""
+    this host, as `weft calibrate` measured it, and `cpu-8-threads` the same with ranks of eight
+    threads."""
     text = str(name_or_path)
-    if text == calibrated.NAME:
-        return _calibrated()
+    if calibrated.named(text):
+        return _calibrated(text)
     if isinstance(name_or_path, str) and text in all_names():
         return _shipped(text)
     path = Path(name_or_path)
@@ -72,17 +73,27 @@ def load(name_or_path: str | Path) -> Machine:
     )
 
 
-def _calibrated() -> Machine:
-    path = calibrated.path()
+def _calibrated(name: str) -> Machine:
+    path = calibrated.path(name)
     if not path.is_file():
-        raise Unsupported("This host is not described yet; run `weft calibrate` first.")
+        found = calibrated.kept()
+        others = f" It is described as {', '.join(found)}." if found else ""
+        raise Unsupported(
+            f"This host is not described as {name} yet; run `{_command(name)}` first.{others}"
+        )
     try:
         return _read(path)
     except Unsupported as error:
         raise Unsupported(
             f"The description of this host does not hold ({str(error).rstrip('.')});"
-            " run `weft calibrate` to write it anew."
+            f" run `{_command(name)}` to write it anew."
         ) from error
+
+
+def _command(name: str) -> str:
+    """The command that writes the description of this host with that name."""
+    threads = name.removeprefix(calibrated.NAME).strip("-").removesuffix("-threads")
+    return f"weft calibrate --threads {threads}" if threads else "weft calibrate"
 
 
 @lru_cache

@@ -1,7 +1,7 @@
 """Calibration: measures this machine and describes it for the simulator.
 
 `calibrate` starts ranks, `here` uses an existing group. Both return the Machine that
-`weft.machine.load("cpu")` loads after `keep` has saved it.
+`weft.machine.load` loads by its name (`cpu`, or `cpu-8-threads`) after `keep` has saved it.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 
+from weft.errors import Unsupported
 from weft.fabric import Fabric, of
 from weft.machine import Machine, calibrated
 from weft.measure import probes
@@ -65,10 +67,16 @@ QUICK = Level(
 LEVELS = {level.name: level for level in (QUICK, FULL)}
 
 
-def calibrate(level: Level = FULL, report: Report | None = None) -> Machine:
-    """Starts a rank on every core, but at least two, and measures."""
-    world = max(2, len(os.sched_getaffinity(0)))
-    machines: list[Machine] = launch(world, _on_rank, level, report=report)
+def calibrate(level: Level = FULL, report: Report | None = None, threads: int = 1) -> Machine:
+    """Starts ranks with so many compute threads on all cores, but at least two, and measures."""
+    cores = len(os.sched_getaffinity(0))
+    if threads > 1 and 2 * threads > cores:
+        raise Unsupported(
+            f"two ranks of {threads} threads need {2 * threads} cores, and this process may use"
+            f" {cores}; take fewer threads"
+        )
+    world = max(2, cores // threads)
+    machines: list[Machine] = launch(world, _on_rank, level, threads=threads, report=report)
     return machines[0]
 
 
@@ -123,12 +131,13 @@ def measure(fabric: Fabric, level: Level, report: Report) -> Figures:
         calls,
         paced,
         _num_cores(fabric),
+        torch.get_num_threads(),
     )
 
 
 def keep(machine: Machine, level: Level, target: Path | None = None) -> Path:
-    """Writes the description to the place where `load("cpu")` looks, or to `target`."""
-    return calibrated.write(target or calibrated.path(), to_toml(machine, level.name))
+    """Writes the description to the place where `load` looks for its name, or to `target`."""
+    return calibrated.write(target or calibrated.path(machine.name), to_toml(machine, level.name))
 
 
 def _num_cores(fabric: Fabric) -> int:

@@ -56,10 +56,12 @@ class Figures:
     calls: CallTimes
     paced: Paced
     num_cores: int
+    threads: int = 1  # of a rank
 
 
 def describe(figures: Figures) -> Machine:
-    """The machine with these figures. A rank has one core, and all ranks are busy."""
+    """The machine with these figures. All ranks are busy, and each has a core for every compute
+    thread."""
     remote, local = MEBIBYTE / figures.remote_copy, MEBIBYTE / figures.local_copy
     rates = {g: 2.0 * g.m * g.n * g.k / seconds for g, seconds in figures.gemms.items()}
     peaks = {g.dtype: max(r for p, r in rates.items() if p.dtype == g.dtype) for g in rates}
@@ -69,9 +71,11 @@ def describe(figures: Figures) -> Machine:
     moved = 2.0 * (MEBIBYTE - 4096) / max(figures.permute - figures.small_permute, 1e-9)
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     cores, calls = figures.num_cores, figures.calls
+    threads = figures.threads
+    ranks_of = "" if threads == 1 else f", ranks of {threads} threads"
     return Machine(
-        name=calibrated.NAME,
-        title=f"{_processor()}, {cores} cores",
+        name=calibrated.name(threads),
+        title=f"{_processor()}, {cores} cores{ranks_of}",
         compute=Compute(
             units=1,
             clock=_clock(),
@@ -84,7 +88,7 @@ def describe(figures: Figures) -> Machine:
             measured=tuple(Measured(g.dtype, g.m, g.n, g.k, r) for g, r in rates.items()),
         ),
         memory=DeviceMemory(
-            capacity=total / cores,
+            capacity=total * min(1.0, threads / cores),
             peak_bandwidth=moved,
             bandwidth=moved,
             latency=0.0,
@@ -131,6 +135,7 @@ def describe(figures: Figures) -> Machine:
         ),
         host=HostCores(
             cores=cores,
+            threads=threads,
             region=figures.small_permute,
             turn=TURN,
             turn_bytes=TURN_BYTES,
@@ -180,16 +185,19 @@ def to_toml(machine: Machine, level: str) -> str:
     here = f"measured here on {when} by weft calibrate"
     absent = "not measured: a host has no such thing"
     seen = "reported by the operating system"
+    assert machine.host is not None
+    threads = machine.host.threads
+    by = "one thread" if threads == 1 else f"{threads} threads"
     sources = {
-        "compute": f"{here}: GEMMs by one thread per rank, a rank on every core at once",
-        "compute.units": "a rank computes with one thread",
+        "compute": f"{here}: GEMMs by {by} per rank, all ranks at once",
+        "compute.units": "a rank counts as one, whatever its threads",
         "compute.clock": seen,
         "compute.loaded_clock": seen,
         "compute.sustained_share": absent,
         "compute.sustained_after": absent,
         "compute.saturation": f"{here}: the curve nearest to all points",
         "memory": f"{here}: a permute of 1 MiB, read and written",
-        "memory.capacity": f"{seen}, for each core",
+        "memory.capacity": f"{seen}, for each rank",
         "memory.latency": absent,
         "memory.cache_bytes": seen,
         "memory.crowding": absent,
@@ -220,13 +228,14 @@ def to_toml(machine: Machine, level: str) -> str:
         "host.slice": f"{here}: for how long a spinning engine keeps compute off the core",
         "host.grace": "native/engine.cpp",
         "host.cores": seen,
-        "host.threads": "a rank measures with one thread",
+        "host.threads": f"a rank measures with {by}",
         "host.region": f"{here}: a permute of 4 KiB",
         "host.turn": "native/links.h",
         "host.turn_bytes": "native/links.h",
     }
     heading = (
-        f"This host, as `weft calibrate` ({level}) found it on {when}: seconds, bytes.\n"
+        f"This host, as `weft calibrate` ({level}) found it on {when}, with {by} per rank:"
+        " seconds, bytes.\n"
         "Machines are described in src/weft/machine/description.py."
     )
     return calibrated.to_toml(machine, heading, sources)

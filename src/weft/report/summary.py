@@ -16,6 +16,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from textwrap import wrap
 
+import torch
+
 from weft.report.cells import Cell
 from weft.report.page import Page
 from weft.report.units import duration
@@ -247,7 +249,7 @@ def _moving_seconds(called: Called) -> float | None:
         return 0.0
     if called.link.paced:
         return None
-    machine = this_host.with_link(this_host.description(), called.link)
+    machine = this_host.with_link(this_host.description(torch.get_num_threads()), called.link)
     return called.stored / machine.links.bandwidth
 
 

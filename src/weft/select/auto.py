@@ -12,6 +12,8 @@ from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Any
 
+import torch
+
 from weft.errors import Unsupported, nearest
 from weft.fabric import VERSION, Fabric
 from weft.machine import Machine
@@ -51,6 +53,7 @@ class Auto:
         self._link = self.fabric.link
         self._tuned: frozenset[str] | None = None
         self._machine: Machine | None = None
+        self._threads = 0
         self._met = False
         self._on_device = self.fabric.device.type != "cpu"
 
@@ -62,11 +65,12 @@ class Auto:
             return
         if self._met or self.fabric.world == 1 or self.fabric.can.two_level or self._on_device:
             return
-        wanted = self.fabric.rank == 0 and this_host.must_calibrate()
+        wanted = self.fabric.rank == 0 and this_host.must_calibrate(torch.get_num_threads())
         first = meet(self.fabric, "the choice of a schedule", (("calibrate", wanted),))[0]
         self._met = True
         if dict(first)["calibrate"]:
             self._machine = this_host.calibrate(self.fabric)
+            self._threads = torch.get_num_threads()
 
     def settled(self, key: Hashable) -> Decision | None:
         """The decision for this key if it will not change any more."""
@@ -173,9 +177,11 @@ class Auto:
 
     @property
     def machine(self) -> Machine:
-        """The description of this machine, with the group's links."""
-        if self._machine is None:
-            self._machine = this_host.description()
+        """The description of this machine for the threads that this rank has now, with the group's
+        links."""
+        threads = torch.get_num_threads()
+        if self._machine is None or self._threads != threads:
+            self._machine, self._threads = this_host.description(threads), threads
         return this_host.with_link(self._machine, self.fabric.link)
 
     def _guard(self, operation: Any) -> Guard:

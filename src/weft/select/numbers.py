@@ -125,15 +125,16 @@ def _on_host(machine: Machine, host: HostCores, world: int, driver: str) -> _rul
         if driver == "dma":
             waits += host.nap + engines.release  # the engine sleeps, and must wake up
     slowdown, late, each = 1.0, 0.0, 0.0
-    if host.cores < 2 * world:
-        # The thread of a copy takes the core from compute, and gives it back.
+    if host.cores < (host.threads + 1) * world:
+        # The thread of a copy takes a core from compute, and gives it back.
         each = engines.release + engines.completion
         if driver == "cores" and _linked(machine):
-            slowdown = 1.0 + peers  # each copy spins for as long as its link takes
-            late = host.slice / 2.0  # and sees its end only when it has the core
+            slowdown = 1.0 + peers / host.threads  # each copy spins for as long as its link takes
+            late = host.slice / 2.0  # and sees its end only when it has a core
         else:
             naps = peers * host.nap / host.turn if _linked(machine) else 0.0
-            slowdown = 1.0 / (1.0 - min(MOST_BUSY, peers * rate / copying + naps))
+            busy = (peers * rate / copying + naps) / host.threads
+            slowdown = 1.0 / (1.0 - min(MOST_BUSY, busy))
     own = peers / copying + 1.0 / engines.local_bandwidth  # one after the other, on one core
     return _rule.Moving(
         first=engines.release + engines.packet,
@@ -153,8 +154,10 @@ def _on_host(machine: Machine, host: HostCores, world: int, driver: str) -> _rul
 
 
 def _share_of_core(machine: Machine, world: int) -> float:
-    """The share of a core that a rank has: below 1 if a host has fewer cores than ranks."""
-    return 1.0 if machine.host is None else min(1.0, machine.host.cores / world)
+    """The share of a core that a compute thread has: below 1 if a host has fewer cores than
+    threads."""
+    host = machine.host
+    return 1.0 if host is None else min(1.0, host.cores / (world * host.threads))
 
 
 def _linked(machine: Machine) -> bool:

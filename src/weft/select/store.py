@@ -1,9 +1,9 @@
 """Results of `weft tune`, kept in the user's cache directory: one small file for each question.
 
-A question is a machine, an operation, a bucket of sizes, a dtype, a world, a link and a version of
-weft. Each has a file of its own, which is written under another name and then renamed. So writers
-never wait for each other, and readers see a complete answer, the old or the new one. A damaged file
-is renamed, with a warning, and ignored.
+A question is a machine, the threads of a rank, an operation, a bucket of sizes, a dtype, a world, a
+link and a version of weft. Each has a file of its own, which is written under another name and then
+renamed. So writers never wait for each other, and readers see a complete answer, the old or the new
+one. A damaged file is renamed, with a warning, and ignored.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from math import log2
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from weft.errors import Error
 from weft.machine import calibrated
 from weft.operation import dtypes_label
@@ -34,6 +36,7 @@ class Question:
     large."""
 
     machine: str
+    threads: int
     operation: str
     dtype: str
     world: int
@@ -82,6 +85,7 @@ def question(operation: Any, link: str, version: str) -> Question:
     m, n, k = sizes.m, sum(sizes.columns), sizes.k
     return Question(
         machine=this_machine(),
+        threads=torch.get_num_threads(),
         operation=operation.name,
         dtype=dtypes_label(operation),
         world=operation.world,

@@ -1,4 +1,5 @@
-"""The description of this machine for the choice of a schedule: calibrated once, or a default."""
+"""The description of this machine for the choice of a schedule: calibrated once for each number of
+compute threads that ranks have, or a default."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from pathlib import Path
 from weft.errors import Unsupported
 from weft.fabric import Fabric
 from weft.fabric.link import Link
-from weft.machine import Machine, load
+from weft.machine import Machine, calibrated, load
 
 Calibrator = Callable[[Fabric], Machine]
 _calibrators: list[Calibrator] = []
@@ -25,36 +26,60 @@ def register_calibrator(calibrator: Calibrator) -> Calibrator:
     return calibrator
 
 
-def must_calibrate() -> bool:
-    """Whether this machine has no description yet, and calibration is allowed."""
+def must_calibrate(threads: int) -> bool:
+    """Whether this machine has no description yet for ranks of so many threads, and calibration is
+    allowed."""
     if not _calibrators or os.environ.get("WEFT_CALIBRATE", "1") == "0":
         return False
     try:
-        load("cpu")
+        load(calibrated.name(threads))
     except Unsupported:
         return True
     return False
 
 
 def calibrate(fabric: Fabric) -> Machine:
-    """Describes this machine. All ranks of the group call this together."""
+    """Describes this machine with the threads that its ranks have. All ranks of the group call
+    this together."""
     return _calibrators[0](fabric)
 
 
-def description() -> Machine:
-    """The calibrated description of this machine, or the default one."""
+def description(threads: int) -> Machine:
+    """The calibrated description of this machine, or the default one, for ranks of so many
+    threads."""
     if os.environ.get("WEFT_CALIBRATE", "1") != "0":
         try:
-            return load("cpu")
+            return load(calibrated.name(threads))
         except Unsupported:
             pass
-    return default()
+    return default(threads)
 
 
-@lru_cache(maxsize=1)
-def default() -> Machine:
-    """The default description, for machines that were not calibrated."""
-    return load(Path(__file__).with_name("host.toml"))
+@lru_cache(maxsize=16)
+def default(threads: int = 1) -> Machine:
+    """The default description, for machines that were not calibrated. With more threads, products
+    are as many times as fast, and memory up to four times; every thread has a core."""
+    one = load(Path(__file__).with_name("host.toml"))
+    if threads == 1:
+        return one
+    compute, memory, host, streams = one.compute, one.memory, one.host, min(threads, 4)
+    assert host is not None
+    return replace(
+        one,
+        compute=replace(
+            compute,
+            peak={dtype: threads * rate for dtype, rate in compute.peak.items()},
+            rate={dtype: threads * rate for dtype, rate in compute.rate.items()},
+        ),
+        memory=replace(
+            memory,
+            peak_bandwidth=streams * memory.peak_bandwidth,
+            bandwidth=streams * memory.bandwidth,
+            unit_bandwidth=streams * memory.unit_bandwidth,
+            cache_bandwidth=streams * memory.cache_bandwidth,
+        ),
+        host=replace(host, threads=threads, cores=threads * host.cores),
+    )
 
 
 @lru_cache(maxsize=256)

@@ -9,9 +9,10 @@ link. The task ends when both have ended.
     copy by `dma`           moving the bytes, waking up   its bytes      sleeps
     copy by `cores`         moving the bytes              its bytes      holds the core
 
-Threads on one core share it equally, as the scheduler of the operating system does. So a GEMM
-beside one core-driven copy takes twice as long, and more ranks than cores slow each other. At
-memory speed there is no link, and a copy takes only core time.
+Compute uses as many cores as its rank has threads, a copy uses one. Threads on one core share it
+equally, as the scheduler of the operating system does. So a GEMM of one thread beside one
+core-driven copy takes twice as long, and more threads than cores slow each other. At memory speed
+there is no link, and a copy takes only core time.
 """
 
 from __future__ import annotations
@@ -173,7 +174,8 @@ class HostEvents(Queues[HostWork]):
         if job.cost.link > 0.0:
             flight.link = self._flow(job, job.cost.link, job.cost.route, now)
         if job.cost.core > 0.0:
-            flight.core = self._flow(job, job.cost.core, self._core_of(job), now)
+            threads = 1 if isinstance(job.task, Copy) else self._host.threads
+            flight.core = self._flow(job, job.cost.core, self._cores_of(job, threads), now)
         self._settle(job, flight, now)
 
     def _flow_ended(self, flow: Flow, now: float) -> None:
@@ -191,7 +193,7 @@ class HostEvents(Queues[HostWork]):
             return
         if flight.link is not None:
             if job.cost.holds_core and flight.held is None:
-                flight.held = self._flow(None, 1.0, self._core_of(job), now)
+                flight.held = self._flow(None, 1.0, self._cores_of(job), now)
             return
         delay = job.cost.completion
         if flight.held is not None:
@@ -211,8 +213,8 @@ class HostEvents(Queues[HostWork]):
         flow.version += 1
         self._sharing.stop(flow)
 
-    def _core_of(self, job: Job[HostWork]) -> Draws:
-        return ((self._cores[job.lane.rank], 1.0),)
+    def _cores_of(self, job: Job[HostWork], threads: int = 1) -> Draws:
+        return ((self._cores[job.lane.rank], float(threads)),)
 
     def _late(self, job: Job[HostWork], now: float) -> float:
         """The seconds until a waiting task continues after the link of a spinning thread is done.

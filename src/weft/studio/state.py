@@ -141,8 +141,8 @@ class State:
 
 
 def machine_names() -> list[str]:
-    """The machines that come with weft, and this host if it is calibrated."""
-    return [*all_names(), *([calibrated.NAME] if calibrated.path().is_file() else [])]
+    """The machines that come with weft, and this host as it is calibrated."""
+    return [*all_names(), *calibrated.kept()]
 
 
 def _text(value: object) -> str:
