@@ -1,6 +1,6 @@
-"""The points of the group fabric: the statements of its Python code at which a rank waits for its peers or
-informs them. They are found in the source, and a rank that is traced sends itself a signal at one of them,
-so the code itself knows nothing of them."""
+"""The points of the group fabric: the statements of its Python code at which a rank waits for its
+peers or informs them. They are found in the source, and a rank that is traced sends itself a signal
+at one of them, so the code itself knows nothing of them."""
 
 from __future__ import annotations
 

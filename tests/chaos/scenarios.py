@@ -22,8 +22,8 @@ _kept: dict[str, torch.Tensor] = {}
 @dataclass(frozen=True)
 class Scenario:
     """A call that is repeated. points: those that it comes to, of native/points.h or of the group
-    fabric (network_points.py). link: of the ranks. backend: of the group. environment: of the ranks;
-    where the value is a tuple, of each in turn."""
+    fabric (network_points.py). link: of the ranks. backend: of the group. environment: of the
+    ranks; where the value is a tuple, of each in turn."""
 
     call: Callable[[], object]
     points: tuple[str, ...]

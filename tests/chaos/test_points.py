@@ -90,7 +90,7 @@ def test_every_point_is_in_a_scenario_and_in_the_code():
 
 
 def go(name: str, point: str, number: int) -> str:
-    """Repeats a scenario. The victim sends itself a signal at a point, once a call has been made."""
+    """Repeats a scenario. The victim sends itself a signal at a point, once a call was made."""
     scenario, rank = SCENARIOS[name], dist.get_rank()
     if scenario.backend != "gloo":
         store = dist.PrefixStore("again", dist.distributed_c10d._get_default_store())
@@ -107,7 +107,7 @@ def go(name: str, point: str, number: int) -> str:
     except PeerLost as lost:
         with pytest.raises(PeerLost) as again:  # of every further call
             scenario.call()
-        assert again.value.rank == lost.rank
+        assert again.value.rank == lost.rank  # noqa: PT017
         raise
     except KeyboardInterrupt:
         if fabric.of().broken is None:

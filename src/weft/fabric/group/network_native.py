@@ -71,8 +71,8 @@ class NetworkNative:
         self._starting: NetworkFlight | None = None
         """The flight that the thread starts."""
         self._failure: BaseException | None = None
-        """Why the thread could not start a flight, e.g. because there was no memory. It ends the call,
-        and with it the group."""
+        """Why the thread could not start a flight, e.g. because there was no memory. It ends the
+        call, and with it the group."""
         self._stuck: set[int] = set()
         self._lanes: dict[tuple[int, bool], Poster] = {}
         self._poster = Poster("weft posts")
