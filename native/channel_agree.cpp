@@ -163,7 +163,7 @@ Outcome Channel::agree_on_call(Job& job, bool patient) {
       if (announced(job, next).stamp.load(std::memory_order_acquire) != wanted) return false;
     return true;
   };
-  come_to(Point::channel_agree);
+  come_to(Point::serial_agree);
   const Outcome outcome = await(job, patient, kNever, all_here);
   if (outcome.code != Code::ok) return outcome;
   return differs ? Outcome{Code::disagree, -1} : Outcome{};
@@ -338,7 +338,7 @@ Outcome Channel::deliver(Job& job, bool patient) {
       const int64_t now = now_ns();
       for (int s = 0; s < world_; ++s)
         if (s != rank_ && moved[s])
-          job.due = std::max(job.due, links.reserve(s, rank_, moved[s], now) + links.latency());
+          job.due = std::max(job.due, later(links.reserve(s, rank_, moved[s], now), links.latency()));
     }
   }
   if (job.due) {

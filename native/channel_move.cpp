@@ -231,7 +231,7 @@ bool Channel::arrive(Job& job, Receiving& r) {
     const int64_t now = now_ns();
     const int64_t from = r.clock && now - r.clock <= kLate ? r.clock : now;
     r.clock = links.reserve(r.source, rank_, size, from);
-    r.due = r.clock + (r.at + size == r.bytes ? links.latency() : 0);
+    r.due = later(r.clock, r.at + size == r.bytes ? links.latency() : 0);
   }
   if (r.to) move_by(job.threads, r.to + r.at, r.here, size, job.streaming);
   return true;
@@ -309,7 +309,7 @@ Outcome Channel::say_released(Job& job) {
   job.released = true;
   for (const Receiving& r : job.receives)
     if (r.direct && of(r.source).failed.value.load() != 0) return {Code::peer_failed, r.source};
-  come_to(Point::channel_finish);
+  come_to(Point::channel_released);
   of(rank_).finished.value.store(job.number, std::memory_order_release);
   for (int r = 0; r < world_; ++r)  // those wait for it whose input is read where it lies
     if (r != rank_ && (announced(job, r).place & kInPlace)) of(r).bell.ring();
@@ -342,11 +342,11 @@ Outcome Channel::move_all(Job& job, bool patient) {
     int64_t next = kNever;
     for (const Receiving& r : job.receives)
       if (r.here && r.due) next = std::min(next, r.due);
+    come_to(Point::channel_move);
     if (next != kNever && job.holds_core) {
       spin_until(std::min(next, now_ns() + kSlice));
       continue;
     }
-    come_to(Point::channel_move);
     const Outcome outcome = await(job, patient, next, [&] { return step(job); });
     if (outcome.code != Code::ok) return outcome;
   }

@@ -146,7 +146,7 @@ Outcome Fabric::wait_doorbell(Call& call, uint64_t seen) {
 }
 
 int64_t Fabric::reserve(int source, int target, uint64_t bytes, int64_t since) {
-  return links_.reserve(source, target, bytes, since) + links_.latency();
+  return later(links_.reserve(source, target, bytes, since), links_.latency());
 }
 
 Outcome Fabric::hold(uint64_t call, int64_t until, int64_t deadline) {
@@ -298,7 +298,7 @@ Outcome Engine::copy(Call& call, const Command& command, int64_t not_before) {
                  source + row * command.source.pitch, command.source.pitch, rows,
                  command.row_bytes});
       const bool last = row + rows == command.rows;
-      const int64_t until = end + (last ? links.latency() : 0);
+      const int64_t until = later(end, last ? links.latency() : 0);
       const Outcome paused = pause(call, until, command.holds_core);
       if (paused.code != Code::ok) return paused;
     }

@@ -319,7 +319,7 @@ Outcome LaneRun::after(const LaneTask& task) {
   if (task.counter < 0) return {};
   Heap& heap = fabric_.heap();
   if (agreed_) {
-    come_to(Point::signal);
+    come_to(Point::lane_signal);
     heap.control(heap.rank()).counters[task.counter].set(copies_->number);
     for (const int rank : task.rings) heap.control(rank).doorbell.add_one();
     return {};

@@ -263,7 +263,7 @@ bool Messages::pull(int source) {
       const int64_t now = now_ns();
       const int64_t from = coming->clock && now - coming->clock <= kLate ? coming->clock : now;
       coming->clock = links.reserve(source, rank_, size, from);
-      coming->due = coming->clock + (coming->at == coming->total ? links.latency() : 0);
+      coming->due = later(coming->clock, coming->at == coming->total ? links.latency() : 0);
     }
     coming->whole = coming->at == coming->total;
     come_to(Point::message_take);

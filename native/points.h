@@ -14,17 +14,18 @@ namespace weft {
 #define WEFT_POINTS(POINT)                                                        \
   /* a call of an operator */                                                     \
   POINT(enter) POINT(agree) POINT(wait) POINT(wait_doorbell) POINT(signal)        \
-  POINT(hold) POINT(finish) POINT(done) POINT(wait_released)                      \
+  POINT(lane_signal) POINT(hold) POINT(finish) POINT(done) POINT(wait_released)   \
   /* its copy engines */                                                          \
   POINT(engine_wait) POINT(engine_copy) POINT(engine_pause) POINT(engine_signal)  \
   /* small copies of the thread that waits */                                     \
   POINT(small_copy) POINT(small_signal)                                           \
   /* a kernel that communicates */                                                \
   POINT(kernel_wait) POINT(kernel_signal) POINT(kernel_release)                   \
-  /* collectives */                                                               \
-  POINT(announce) POINT(channel_agree) POINT(channel_say) POINT(channel_hear)     \
-  POINT(channel_deliver) POINT(channel_post) POINT(channel_take)                  \
-  POINT(channel_move) POINT(channel_release) POINT(channel_finish)                \
+  /* collectives, and serial calls, which agree on their headers too */           \
+  POINT(announce) POINT(channel_agree) POINT(serial_agree) POINT(channel_say)     \
+  POINT(channel_hear) POINT(channel_deliver) POINT(channel_post)                  \
+  POINT(channel_take) POINT(channel_move) POINT(channel_released)                 \
+  POINT(channel_release) POINT(channel_finish)                                    \
   /* messages */                                                                  \
   POINT(message_post) POINT(message_take) POINT(message_wait)
 

@@ -3,16 +3,17 @@ them is stopped, killed or interrupted at a point."""
 
 from __future__ import annotations
 
+import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
 
 import weft
-from weft import Mismatch
+from weft import Mismatch, fabric
 
 SLOW, QUICK = "20MB/s", "memory"
 _kept: dict[str, torch.Tensor] = {}
@@ -20,13 +21,16 @@ _kept: dict[str, torch.Tensor] = {}
 
 @dataclass(frozen=True)
 class Scenario:
-    """A call that is repeated. link: of the ranks. points: of native/points.h, that it comes to.
-    backend: of the group."""
+    """A call that is repeated. points: those that it comes to, of native/points.h or of the group
+    fabric (network_points.py). link: of the ranks. backend: of the group. environment: of the
+    ranks; where the value is a tuple, of each in turn."""
 
     call: Callable[[], object]
     points: tuple[str, ...]
     link: str = QUICK
     backend: str = "gloo"
+    world: int = 2
+    environment: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
 
 
 def _symmetric(name: str, *shape: int) -> torch.Tensor:
@@ -98,6 +102,37 @@ def messages() -> None:
     sent.wait()
 
 
+def gathers_little_serially() -> None:
+    weft.all_gather_matmul(torch.ones(32, 64), torch.ones(64, 64), schedule="serial")
+
+
+def scatters_little_serially() -> None:
+    weft.matmul_reduce_scatter(torch.ones(64, 8), torch.ones(8, 64), schedule="serial")
+
+
+def gathers_over_narrow_wires() -> None:
+    for wire in fabric.of().native.wires._sockets.values():
+        wire.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    weft.all_gather_matmul(torch.ones(200, 600), torch.ones(600, 8), schedule="serial")
+
+
+def gathers_much() -> None:
+    weft.all_gather_matmul(torch.ones(2000, 500), torch.ones(500, 8), schedule="adaptive:4@dma")
+
+
+def gathers_much_serially() -> None:
+    weft.all_gather_matmul(torch.ones(2000, 500), torch.ones(500, 8), schedule="serial")
+
+
+def sums_much() -> None:
+    weft.matmul_all_reduce(torch.ones(600, 8), torch.ones(8, 1000), schedule="adaptive@dma")
+
+
+FLAT = {"WEFT_FABRIC": "flat"}
+TWO_LEVELS = {"WEFT_HOST": ("a", "a", "b")}
+"""The rank that is lost, 1, shares its machine with rank 0, and reaches rank 2 over the network."""
+
 CALL = ("enter", "agree", "done")
 SCENARIOS = {
     "engines": Scenario(
@@ -108,24 +143,93 @@ SCENARIOS = {
     "small copies": Scenario(gathers_little, ("small_copy", "small_signal")),
     "cores": Scenario(gathers_by_cores, ("engine_pause", "wait"), SLOW),
     "symmetric": Scenario(gathers_from_symmetric_memory, ("wait_released",)),
-    "scatter": Scenario(scatters_by_engines, ("signal", "engine_wait", "wait"), SLOW),
-    "direct": Scenario(scatters_in_place, ("hold", "signal", "wait_doorbell"), SLOW),
+    "scatter": Scenario(scatters_by_engines, ("lane_signal", "engine_wait", "wait"), SLOW),
+    "direct": Scenario(scatters_in_place, ("hold", "lane_signal", "wait_doorbell"), SLOW),
     "serial gather": Scenario(
         gathers_serially,
-        (*CALL[::2], "announce", "channel_agree", "channel_post", "channel_take", "channel_move"),
+        (*CALL[::2], "announce", "serial_agree", "channel_post", "channel_take", "channel_move"),
     ),
     "serial sum": Scenario(
-        sums_serially, ("enter", "channel_agree", "channel_move", "channel_finish"), "200MB/s"
+        sums_serially, ("enter", "serial_agree", "channel_move", "channel_finish"), "200MB/s"
     ),
     "few rows": Scenario(few_rows, (*CALL, "kernel_wait", "kernel_signal")),
     "few rows, paced": Scenario(few_rows, ("kernel_release",), "2MB/s"),
     "small sum": Scenario(small_sum, ("announce", "channel_agree", "channel_finish")),
     "small sum, paced": Scenario(small_sum, ("channel_deliver",), "1MB/s"),
     "large sum": Scenario(
-        large_sum, ("channel_post", "channel_take", "channel_move", "channel_finish")
+        large_sum,
+        ("channel_post", "channel_take", "channel_move", "channel_released", "channel_finish"),
     ),
-    "gather in place": Scenario(gathers_in_place, ("channel_release", "channel_finish")),
+    "gather in place": Scenario(gathers_in_place, ("channel_release", "channel_released")),
     "disagree": Scenario(disagree, ("channel_say", "channel_hear")),
+    "flat, bytes with headers": Scenario(
+        gathers_little_serially,
+        (
+            *("Wires.send self._sockets[peer].sendmsg", "Wires.wait poll.poll"),
+            *("Wires.read wire.recv_into", "NetworkNative.enter self.inner.enter"),
+            *("NetworkFlight.start self.native.launch", "NetworkFlight._unpack self.native.signal"),
+            *("NetworkNative.finish self.inner.finish", "NetworkNative.done self.inner.done"),
+        ),
+        environment=FLAT,
+    ),
+    "flat, products with headers": Scenario(
+        scatters_little_serially,
+        ("Wires.send self._sockets[peer].sendmsg", "NetworkFlight._unpack self.native.signal"),
+        environment=FLAT,
+    ),
+    "flat, narrow wires": Scenario(
+        gathers_over_narrow_wires,
+        ("Wires.send self._sockets[peer].sendmsg", "Wires.flush self._sockets[peer].send"),
+        environment=FLAT,
+    ),
+    "flat, transfers": Scenario(
+        gathers_much,
+        (
+            *(
+                "NetworkFlight._post self.transport.send",
+                "NetworkFlight._post self.transport.receive",
+            ),
+            *("NetworkFlight._run wait", "NetworkFlight._run self.native.signal"),
+            "NetworkNative.wait_doorbell self.inner.wait_doorbell",
+            "NetworkNative.agree self._changed.wait",
+        ),
+        environment=FLAT,
+    ),
+    "flat, serial transfers": Scenario(
+        gathers_much_serially,
+        (
+            "NetworkFlight._wait_until_sent self.changed.wait_for",
+            "NetworkNative.wait self.inner.wait",
+            "NetworkNative.finish flight.changed.wait_for #2",
+        ),
+        environment=FLAT,
+    ),
+    "flat, sums": Scenario(
+        sums_much,
+        ("NetworkFlight._wait_for self.native.wait", "NetworkNative.signal self.inner.signal"),
+        environment=FLAT,
+    ),
+    "two levels": Scenario(
+        gathers_much,
+        (
+            *("enter", "agree", "engine_copy", "engine_signal", "wait_doorbell", "done"),
+            *("Wires.send self._sockets[peer].sendmsg", "NetworkFlight._post self.transport.send"),
+        ),
+        world=3,
+        environment=TWO_LEVELS,
+    ),
+    "two levels, sums": Scenario(
+        sums_much,
+        ("signal", "engine_wait", "NetworkFlight._wait_for self.native.wait"),
+        world=3,
+        environment=TWO_LEVELS,
+    ),
+    "two levels, symmetric": Scenario(
+        gathers_from_symmetric_memory,
+        ("wait_released", "NetworkNative.wait_released self.inner.wait_released"),
+        world=3,
+        environment=TWO_LEVELS,
+    ),
     "messages": Scenario(messages, ("message_post", "message_take", "message_wait"), QUICK, "weft"),
 }
 

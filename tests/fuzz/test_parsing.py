@@ -11,20 +11,34 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import example, given
 from hypothesis import strategies as some
 
 import weft.machine
 import weft.models.workloads
 from weft import Error, Schedule
-from weft.cli.asked import sizes_of
+from weft.cli.asked import size_of, sizes_of
+from weft.cli.explore_cluster import nodes_of
 from weft.fabric import Link, deadlines
-from weft.fabric.group.headers import read_header
+from weft.fabric.group.headers import HEADER_BYTES, read_header, write_header
+from weft.fabric.group.transfers import NetworkFlight, NetworkProgram
+from weft.fabric.group.wires import _Inbox
+from weft.fabric.host.opening import heap_span
+from weft.fabric.outcomes import CORRUPT, OK, PEER_LEFT
 from weft.fabric.proposal import Proposal, check_same
+from weft.fabric.reach import Transfer
 from weft.machine import load
 from weft.machine.cluster import load_cluster
+from weft.measure.link_spec import LinkSpec
 from weft.models.workloads import load_workload
+from weft.plan.tasks import Region
 from weft.select import store
+from weft.simulate.cluster.lowering import Algorithm
+from weft.strategy import Strategy
+from weft.studio import presets
+from weft.studio.live_case import LiveCase
+from weft.studio.state import State
 from weft.study.layers.huggingface import Run, read_config
 from weft.study.layers.listing import read_layers
 from weft.study.scenarios import from_csv
@@ -114,6 +128,42 @@ def test_links(text):
 @given(some.text() | mutated("64KiB,256MiB"))
 def test_sizes(text):
     refuses(lambda: sizes_of(text))
+    refuses(lambda: size_of(text))
+
+
+@given(some.text() | mutated("2x") | mutated("balanced"))
+def test_paces_of_links(text):
+    refuses(lambda: LinkSpec.parse(text))
+
+
+@given(some.text() | mutated("dma+trimmed:8"))
+def test_strategies(text):
+    refuses(lambda: Strategy.parse(text))
+
+
+@given(some.text() | mutated("hierarchical:direct+ring"))
+def test_algorithms(text):
+    refuses(lambda: Algorithm.parse(text))
+
+
+CLUSTER = load_cluster(str(min(MACHINES.glob("clusters/*.toml"))))
+
+
+@given(some.text() | mutated("1,3..8,1..128"))
+@example("1.." + "9" * 4000)
+def test_numbers_of_nodes(text):
+    refuses(lambda: nodes_of(text, CLUSTER))
+
+
+@given(mutated("64GiB") | some.text(some.characters(exclude_characters="\x00")))
+@example("9" * 400)
+def test_sizes_of_heaps(text):
+    with pytest.MonkeyPatch.context() as patch:
+        try:
+            patch.setenv("WEFT_HEAP", text)
+        except (ValueError, UnicodeEncodeError):  # it can be in no environment
+            return
+        refuses(heap_span)
 
 
 @given(some.text() | some.floats() | some.integers() | some.none() | mutated("60"))
@@ -125,6 +175,7 @@ def test_deadlines(value):
 
 TOMLS = {
     "machine": (MACHINES / "h100.toml", load),
+    "server": (min(MACHINES.glob("servers/*.toml")), load),
     "cluster": (min(MACHINES.glob("clusters/*.toml")), load_cluster),
     "layers": (ROOT / "examples" / "layers.toml", read_layers),
     "workload": (WORKLOADS / "dlrm.toml", lambda path: load_workload("dlrm", path)),
@@ -169,6 +220,34 @@ CONFIG = json.dumps(
 @example(text='{"hidden_size": ' + "9" * 5000 + "}")
 def test_configs_of_models(text, tmp):
     from_text(tmp, ".json", text, lambda path: read_config(path, Run()))
+
+
+@given(
+    text=mutated(CONFIG).map(lambda text: text.encode(errors="surrogatepass")) | some.binary(),
+    world=some.integers(0, 9999),
+)
+@example(text=b"[" * 100_000, world=8)
+@example(text=CONFIG.encode(), world=0)
+def test_configs_that_the_studio_is_given(text, world):
+    refuses(lambda: presets.read_config(text, world))
+
+
+VALUES = some.sampled_from(NASTY) | some.text(max_size=70) | some.integers().map(str)
+QUERY = some.dictionaries(
+    some.sampled_from(sorted(State.__dataclass_fields__)) | some.text(max_size=9),
+    VALUES,
+    max_size=4,
+)
+
+
+@given(
+    QUERY, some.fixed_dictionaries({}, optional=dict.fromkeys(("where", "pace", "rounds"), VALUES))
+)
+@example({"m": "9" * 64}, {})
+@example({"pinned": "adaptive:999999999999"}, {"rounds": "٣"})
+def test_links_to_the_studio(query, live):
+    refuses(lambda: State.from_query(query).to_query())
+    refuses(lambda: LiveCase.from_query(query | live).to_query())
 
 
 ASKED = store.Question("here", "all_gather_matmul", "float32", 2, "memory", 64, 64, 64, "0")
@@ -233,3 +312,68 @@ def test_headers_over_the_network(data):
     """What a message says about its size is compared with the message."""
     header = read_header(np.frombuffer(data, np.uint8))
     assert header is None or len(header[1].blob) <= len(data)
+
+
+MESSAGES = some.lists(
+    some.tuples(some.integers(0, 2**64 - 1), some.binary(max_size=200), some.binary(max_size=3000)),
+    max_size=3,
+)
+
+
+@given(MESSAGES, some.binary(max_size=100), some.lists(some.integers(1, 500), min_size=1))
+@example([(0, b"", b"")], b"", [7])
+@example([], b"\xff" * 28, [1])
+def test_what_comes_over_a_wire_in_pieces(messages, rest, pieces):
+    """Messages come as they were sent, however the network cuts them. What is no header is found
+    out before there is room for it, and nothing is read beyond."""
+    data = b"".join(
+        write_header(call, 5, blob, 9, len(payload)) + payload for call, blob, payload in messages
+    )
+    stream, inbox, found, at, cut = data + rest, _Inbox(), [], 0, 0
+    while at < len(stream) and CORRUPT not in found:
+        room = inbox.room
+        assert 0 < len(room) <= HEADER_BYTES
+        count = min(len(room), pieces[cut % len(pieces)], len(stream) - at)
+        room[:count] = stream[at : at + count]
+        at, cut = at + count, cut + 1
+        message = inbox.take(count)
+        if message is not None:
+            found.append(message)
+            if len(found) <= len(messages):
+                call, blob, payload = messages[len(found) - 1]
+                if call == 0:
+                    assert message == PEER_LEFT
+                else:
+                    assert (message[0], message[1].blob) == (call, blob)
+                    assert message[1].payload.tobytes() == payload
+    assert len(found) >= len(messages)
+
+
+class _Silent:
+    """In place of the native fabric: nobody waits for the bytes."""
+
+    def signal(self, call: int, counter: int, rings: object) -> None: ...
+
+
+@given(
+    some.lists(some.tuples(some.integers(0, 3), some.integers(1, 3)), min_size=1, max_size=3),
+    some.binary(max_size=64),
+    some.booleans(),
+)
+def test_bytes_that_came_with_a_header(shapes, data, fits):
+    """As many as the plan says, or the peer is at fault."""
+    tensors = [torch.zeros(shape, dtype=torch.float32) for shape in shapes]
+    transfers = tuple(
+        Transfer(number, 1, False, number, Region(0, "y", 0, rows, 0, columns), (), number)
+        for number, (rows, columns) in enumerate(shapes)
+    )
+    wanted = sum(tensor.nbytes for tensor in tensors)
+    if fits:
+        data = (data + bytes(wanted))[:wanted]
+    flight = NetworkFlight(
+        _Silent(), None, NetworkProgram(None, transfers), 1, 0, tensors, [], [], False
+    )
+    flight._unpack({1: np.frombuffer(data, np.uint8)})
+    assert flight.outcome == ((OK, -1) if len(data) == wanted else (CORRUPT, 1))
+    if len(data) == wanted:
+        assert b"".join(tensor.numpy().tobytes() for tensor in tensors) == data

@@ -115,6 +115,7 @@ def call_again() -> None:
     with pytest.raises(PeerLost, match="this group is over") as again:
         check_call(8, 3, 4)
     assert "form a new group" in str(again.value)
+    assert again.value.rank == 1
 
 
 def test_a_rank_that_died_between_calls(fresh_ranks):

@@ -12,9 +12,12 @@ from weft.errors import Unsupported, nearest
 Topology = Literal["mesh", "ring", "switch"]
 TOPOLOGIES: tuple[Topology, ...] = get_args(Topology)
 
+LONGEST = 1e6
+"""The longest latency, in seconds: eleven days. In nanoseconds, the moment after it has 64 bits."""
+
 _UNITS = {"b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30}
 _RATE = re.compile(
-    r"\s*((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?)\s*([kmg]?i?b)/s\s*", re.IGNORECASE
+    r"\s*((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?)\s*((?:[kmg]i?)?b)/s\s*", re.IGNORECASE
 )
 
 
@@ -34,8 +37,10 @@ class Link:
     def __post_init__(self) -> None:
         if self.bandwidth is not None and not (0 < self.bandwidth < math.inf):
             raise Unsupported(f"a link's bandwidth must be above zero, not {self.bandwidth}")
-        if not 0 <= self.latency < math.inf:
-            raise Unsupported(f"a link's latency must be zero or more, not {self.latency}")
+        if not 0 <= self.latency <= LONGEST:
+            raise Unsupported(
+                f"a link's latency must be from 0 to {LONGEST:g} seconds, not {self.latency}"
+            )
         if self.topology not in TOPOLOGIES:
             raise Unsupported(
                 f"there is no topology {self.topology!r}{nearest(self.topology, TOPOLOGIES)}; "

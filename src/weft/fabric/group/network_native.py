@@ -70,6 +70,9 @@ class NetworkNative:
         """The flight that this rank starts itself when it has read all headers."""
         self._starting: NetworkFlight | None = None
         """The flight that the thread starts."""
+        self._failure: BaseException | None = None
+        """Why the thread could not start a flight, e.g. because there was no memory. It ends the
+        call, and with it the group."""
         self._stuck: set[int] = set()
         self._lanes: dict[tuple[int, bool], Poster] = {}
         self._poster = Poster("weft posts")
@@ -175,8 +178,11 @@ class NetworkNative:
                     return
                 met = self._complete(flight.call)
                 if met or self._hopeless(flight.call, flight.deadline) is not None:
-                    if met:
-                        self._start(flight, computes=False)
+                    try:
+                        if met:
+                            self._start(flight, computes=False)
+                    except BaseException as error:
+                        self._failure = error
                     self._starting = None
                     self._changed.notify_all()
                     return
@@ -211,6 +217,8 @@ class NetworkNative:
                     if flight is not None:
                         self._start(flight, computes=True)
                 if self._starting is None:
+                    if self._failure is not None:
+                        raise self._failure
                     if self._complete(call):
                         break
                     hopeless = self._hopeless(call, deadline)

@@ -22,6 +22,7 @@ from weft.fabric.group.transport import Posted, Transport, wait
 from weft.fabric.outcomes import (
     AGAIN,
     CANCELLED,
+    CORRUPT,
     OK,
     PEER_FAILED,
     PEER_LOST,
@@ -155,20 +156,26 @@ class NetworkFlight:
             )
 
     def _unpack(self, came: Mapping[int, Payload]) -> None:
-        """Copies the bytes that came with the headers into their buffers."""
+        """Copies the bytes that came with the headers into their buffers. A peer that sent fewer or
+        more than the plan says ends the call."""
         at = dict.fromkeys(came, 0)
         for transfer in self.program.transfers:
             if transfer.sends:
                 continue
-            view = self.view(transfer)
-            begin = at[transfer.peer]
-            at[transfer.peer] += view.nbytes
-            flat = came[transfer.peer][begin : begin + view.nbytes]
-            bytes_of(view)[...] = flat.reshape(view.shape[0], -1)
+            peer, target = transfer.peer, bytes_of(self.view(transfer))
+            begin = at[peer]
+            at[peer] += target.nbytes
+            flat = came[peer][begin : at[peer]]
+            if flat.nbytes != target.nbytes:
+                break
+            target[...] = flat.reshape(target.shape)
             if self.record:
                 self._spans.append((transfer.task, self._launched_at, _native.now_ns()))
             if transfer.counter >= 0:
                 self.native.signal(self.call, transfer.counter, transfer.rings)
+        for peer, sent in came.items():
+            if sent.nbytes != at[peer]:
+                self.fail(CORRUPT, peer)
 
     def view(self, transfer: Transfer) -> torch.Tensor:
         return view_of(self.tensors[transfer.buffer], transfer.region)
