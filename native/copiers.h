@@ -50,7 +50,7 @@ class Copiers {
     Rows rows;
     uint64_t rows_at_once;
     uint64_t parts;
-    std::atomic<uint64_t> next{0};
+    std::atomic<uint64_t> next{0};  // relaxed: it only hands parts out; the lock orders what is copied
     int helpers = 0;  // at work, with the lock held
   };
 

@@ -66,6 +66,8 @@ struct Call : std::enable_shared_from_this<Call> {
   bool small = false, agreed = false;
   std::map<int, size_t> made;  // by peer: how many commands of the lane that thread has carried out
 
+  // Both are in the one order of all seq_cst operations, and neither publishes anything by itself:
+  // `outcome` and `spans` are written and read with `mutex` held.
   std::atomic<bool> cancel{false};
   std::atomic<int> lanes_left{0};
   std::mutex mutex;

@@ -152,6 +152,8 @@ class Heap {
   char* data_;
   Control* control_;
   std::vector<int> pidfds_;
+  // When a thread of this rank looks after its peers again: whoever changes it does. It orders nothing
+  // else, so it is relaxed; what is found is in the peers' controls.
   std::atomic<int64_t> next_look_{0};
   mutable std::mutex mutex_;
   std::map<uint64_t, uint64_t> free_;  // offset -> size
