@@ -250,7 +250,7 @@ def test_links_to_the_studio(query, live):
     refuses(lambda: LiveCase.from_query(query | live).to_query())
 
 
-ASKED = store.Question("here", "all_gather_matmul", "float32", 2, "memory", 64, 64, 64, "0")
+ASKED = store.Question("here", 1, "all_gather_matmul", "float32", 2, "memory", 64, 64, 64, "0")
 KEPT = {
     "question": asdict(ASKED),
     "schedule": "adaptive@dma",
