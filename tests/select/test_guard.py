@@ -48,18 +48,39 @@ def test_a_choice_of_serial_is_tried_where_it_has_rivals():
     assert settle({SERIAL: 1.0, SHARDS: 2.0}, choice).choice == choice
 
 
-def test_a_difference_within_noise_changes_nothing():
-    assert settle({ADAPTIVE: 1.02, SERIAL: 1.0}).choice == CHOICE
+def test_what_is_faster_than_serial_by_noise_alone_gives_way_to_it():
+    for adaptive in (0.98, 1.02):
+        fallen = settle({ADAPTIVE: adaptive, SERIAL: 1.0}).choice
+        assert fallen.schedule == SERIAL
+        assert "measured no faster here than serial" in fallen.why
+    assert settle({ADAPTIVE: 0.95, SERIAL: 1.0}).choice == CHOICE
+    near = {ADAPTIVE: 1.2, SERIAL: 1.02, SHARDS: 1.3, DIRECT: 1.0}
+    assert settle(near, RIVALLED).choice.schedule == SERIAL
+
+
+def test_a_rival_within_noise_changes_nothing():
+    near = {ADAPTIVE: 1.02, SERIAL: 1.2, SHARDS: 1.3, DIRECT: 1.0}
+    assert settle(near, RIVALLED).choice == RIVALLED
 
 
 @pytest.mark.parametrize(("slow_turns", "stays"), [(1, True), (2, False)])
 def test_what_is_faster_in_one_turn_only_is_noise(slow_turns, stays):
     guard = Guard(CHOICE)
     for number in range(2 * TURNS * CALLS):
-        slow = number < 2 * CALLS * slow_turns and not guard.next.schedule.serial
-        guard.observe(3.0 if slow else 1.0)
+        serial = guard.next.schedule.serial
+        slow = number < 2 * CALLS * slow_turns and not serial
+        guard.observe(3.0 if slow else 1.2 if serial else 1.0)
     assert guard.settled
     assert (guard.choice == CHOICE) == stays
+
+
+def test_a_slow_moment_of_serial_does_not_make_it_slow():
+    """Serial is slow in two of its three turns, but for one call."""
+    guard = Guard(CHOICE)
+    for number in range(2 * TURNS * CALLS):
+        slow = number < 4 * CALLS and number != CALLS + UNCOUNTED and guard.next.schedule.serial
+        guard.observe(1.3 if slow else 1.0)
+    assert guard.choice.schedule == SERIAL
 
 
 def test_calls_that_make_plans_and_one_slow_moment_do_not_count():
@@ -77,7 +98,7 @@ def test_it_ends_after_a_few_calls_and_then_costs_nothing():
     ran = []
     for _ in range(2 * TURNS * CALLS + 3):
         ran.append(guard.next.schedule.serial)
-        guard.observe(1.0)
+        guard.observe(2.0 if ran[-1] else 1.0)
     assert ran == ([False] * CALLS + [True] * CALLS) * TURNS + [False] * 3
 
 

@@ -26,7 +26,8 @@ MOST_CALLS = TURNS * CALLS * (2 + MOST_RIVALS)
 """The number of calls after which it has settled."""
 
 TOLERANCE = 0.03
-"""How much faster than the choice another arm must be in most turns; less is noise."""
+"""How much faster than the choice another arm must be in most turns, and than serial the one that
+is kept; less is noise."""
 
 
 class Guard:
@@ -78,21 +79,35 @@ class Guard:
             self._settle()
 
     def _settle(self) -> None:
-        """Keeps the choice, unless another arm was faster in most turns, which noise seldom
-        causes."""
+        """Keeps the choice, unless another arm was faster in most turns, which noise seldom causes.
+        What is not faster than serial gives way to it. The best calls are compared for this, too:
+        a slow moment can make serial slow in most turns, but not in all calls."""
         self.settled = True
         medians = [[median(turn) for turn in turns] for turns in self._samples]
-        gains = [list(map(truediv, medians[0], turns)) for turns in medians]
-        fastest = max(range(len(self._arms)), key=lambda arm: median(gains[arm]))
-        gain = median_low(gains[fastest])
-        if gain <= 1.0 + TOLERANCE:
+
+        def gains(over: int, arm: int) -> list[float]:
+            return list(map(truediv, medians[over], medians[arm]))
+
+        def gain(over: int, arm: int) -> float:
+            return median_low(gains(over, arm))
+
+        arms = range(len(self._arms))
+        kept = max(arms, key=lambda arm: median(gains(0, arm)))
+        if gain(0, kept) <= 1.0 + TOLERANCE:
+            kept = 0
+        serial = next(arm for arm in arms if self._arms[arm].schedule.serial)
+        best = [min(map(min, turns)) for turns in self._samples]
+        if min(gain(serial, kept), best[serial] / best[kept]) <= 1.0 + TOLERANCE:
+            kept = serial
+        if kept == 0:
             return
-        turn = gains[fastest].index(gain)  # the one that decides is the one that is reported
-        found = self._arms[fastest].schedule
+        turn = gains(0, kept).index(gain(0, kept))  # one turn that decides is reported
+        found = self._arms[kept].schedule
         name = "serial" if found.serial else str(found)
-        first, other = (medians[arm][turn] * 1e3 for arm in (0, fastest))
+        first, other = (medians[arm][turn] * 1e3 for arm in (0, kept))
+        slower = "slower" if gain(0, kept) > 1.0 + TOLERANCE else "no faster"
         self.choice = Choice(
             found,
-            f"{self._arms[0].schedule} was chosen, but measured slower here than {name}: "
+            f"{self._arms[0].schedule} was chosen, but measured {slower} here than {name}: "
             f"{first:.3g} ms against {other:.3g} ms",
         )
