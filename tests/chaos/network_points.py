@@ -12,23 +12,20 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-from weft.fabric.group import network_native, transfers, wires
+from weft.fabric.group import network_native, streams, transfers, wires
 
-FILES = {module.__file__: module for module in (network_native, transfers, wires)}
+FILES = {module.__file__: module for module in (network_native, streams, transfers, wires)}
 
 INFORMS = (
-    *(".sendmsg", "_sockets[peer].send", ".recv_into", "poll.poll"),
-    *("transport.send", "transport.receive", "changed.wait", "changed.wait_for"),
+    *(".sendmsg", "_sockets[peer].send", "stream.send", ".recv_into", "poll.poll"),
+    *("changed.wait", "changed.wait_for"),
     *(f"{native}.{name}" for native in ("inner", "self.native")
       for name in ("enter", "launch", "wait", "wait_doorbell", "signal", "done", "finish",
                    "wait_released")),
 )  # fmt: skip
-"""How the calls end that wait for a peer or inform it; `wait` alone is that of transport.py."""
+"""How the calls end that wait for a peer or inform it."""
 
-WITHOUT = {
-    "NetworkFlight.lost self.changed.wait_for": "after a peer was lost",
-    "NetworkNative.finish flight.changed.wait_for": "after an error; the second is that of a call",
-}
+WITHOUT = {}
 
 
 def _found(node: ast.AST, inside: tuple[str, ...] = (), line: int = 0) -> Iterator[tuple[str, int]]:
@@ -39,7 +36,7 @@ def _found(node: ast.AST, inside: tuple[str, ...] = (), line: int = 0) -> Iterat
         within = (*inside, child.name) if named else inside
         if isinstance(child, ast.Call):
             called = ast.unparse(child.func)
-            if called == "wait" or called.endswith(INFORMS):
+            if called.endswith(INFORMS):
                 yield f"{'.'.join(inside)} {called}", at
         yield from _found(child, within, at)
 

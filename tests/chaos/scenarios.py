@@ -167,14 +167,21 @@ SCENARIOS = {
         (
             *("Wires.send self._sockets[peer].sendmsg", "Wires.wait poll.poll"),
             *("Wires.read wire.recv_into", "NetworkNative.enter self.inner.enter"),
-            *("NetworkFlight.start self.native.launch", "NetworkFlight._unpack self.native.signal"),
-            *("NetworkNative.finish self.inner.finish", "NetworkNative.done self.inner.done"),
+            "NetworkNative.done self.inner.done",
         ),
         environment=FLAT,
     ),
     "flat, products with headers": Scenario(
         scatters_little_serially,
-        ("Wires.send self._sockets[peer].sendmsg", "NetworkFlight._unpack self.native.signal"),
+        ("Wires.send self._sockets[peer].sendmsg", "Wires.read wire.recv_into"),
+        environment=FLAT,
+    ),
+    "flat, bytes with headers, task by task": Scenario(
+        gathers_little,
+        (
+            *("NetworkFlight.start self.native.launch", "NetworkFlight._unpack self.native.signal"),
+            "NetworkNative.finish self.inner.finish",
+        ),
         environment=FLAT,
     ),
     "flat, narrow wires": Scenario(
@@ -185,11 +192,8 @@ SCENARIOS = {
     "flat, transfers": Scenario(
         gathers_much,
         (
-            *(
-                "NetworkFlight._post self.transport.send",
-                "NetworkFlight._post self.transport.receive",
-            ),
-            *("NetworkFlight._run wait", "NetworkFlight._run self.native.signal"),
+            *("Streams.send stream.send", "Streams.receive stream.recv_into"),
+            "NetworkFlight._run self.native.signal",
             "NetworkNative.wait_doorbell self.inner.wait_doorbell",
             "NetworkNative.agree self._changed.wait",
         ),
@@ -200,7 +204,7 @@ SCENARIOS = {
         (
             "NetworkFlight._wait_until_sent self.changed.wait_for",
             "NetworkNative.wait self.inner.wait",
-            "NetworkNative.finish flight.changed.wait_for #2",
+            "NetworkNative.finish flight.changed.wait_for",
         ),
         environment=FLAT,
     ),
@@ -213,7 +217,7 @@ SCENARIOS = {
         gathers_much,
         (
             *("enter", "agree", "engine_copy", "engine_signal", "wait_doorbell", "done"),
-            *("Wires.send self._sockets[peer].sendmsg", "NetworkFlight._post self.transport.send"),
+            *("Wires.send self._sockets[peer].sendmsg", "Streams.send stream.send"),
         ),
         world=3,
         environment=TWO_LEVELS,

@@ -11,7 +11,8 @@ from ranks import shard_of
 
 import weft
 from weft.errors import Mismatch
-from weft.fabric.group import eager, transfers
+from weft.fabric.group import eager
+from weft.fabric.group.network_native import NetworkNative
 
 
 @pytest.fixture
@@ -61,17 +62,18 @@ class _Counted:
     """How many calls found their bytes with the headers, while a `with` block lasts."""
 
     def __enter__(self):
-        self.count, self._plain = 0, transfers.NetworkFlight._unpack
+        self.count, self._plain = 0, NetworkNative.came
 
-        def unpack(flight, came):
-            self.count += 1
-            self._plain(flight, came)
+        def came(native, call, number):
+            found = self._plain(native, call, number)
+            self.count += found is not None
+            return found
 
-        transfers.NetworkFlight._unpack = unpack
+        NetworkNative.came = came
         return self
 
     def __exit__(self, *exception):
-        transfers.NetworkFlight._unpack = self._plain
+        NetworkNative.came = self._plain
 
 
 def _eager(names):

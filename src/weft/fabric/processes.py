@@ -23,6 +23,7 @@ import torch.distributed as dist
 from weft.errors import Error, PeerLost, Timeout, Unsupported
 from weft.fabric import _native
 from weft.fabric.deadlines import deadline_of, nanoseconds
+from weft.fabric.group.eager_program import EagerProgram
 from weft.fabric.host.collective_program import CollectiveProgram, collective_of
 from weft.fabric.host.engine_program import EngineProgram
 from weft.fabric.host.heap_memory import HeapMemory
@@ -126,10 +127,11 @@ class ProcessFabric:
         return self.reach.lower(operation, schedule)
 
     def prepare(self, plan: Plan, slots: Sequence[str], signatures: Sequence[int]) -> Program:
-        channel = self.reach.call_channel
-        collective = None if channel is None else collective_of(plan, self.rank)
-        if channel is not None and collective is not None:
+        channel, collective = self.reach.call_channel, collective_of(plan, self.rank)
+        if collective is not None and channel is not None:
             return CollectiveProgram(plan, self, channel, collective, signatures)
+        if collective is not None and self.reach.apart:
+            return EagerProgram(plan, self, slots, signatures, collective)
         kind = EngineProgram
         if self.can.in_kernel and is_native(plan):
             kind = KernelProgram

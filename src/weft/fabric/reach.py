@@ -64,6 +64,10 @@ class Reach(Protocol):
         """The ranks whose memory this one shares; native code numbers them in this order."""
 
     @property
+    def apart(self) -> bool:
+        """Whether every rank is on a machine of its own."""
+
+    @property
     def heap(self) -> _native.Fabric:
         """The shared memory and copy engines of this machine."""
 

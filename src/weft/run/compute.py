@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from weft.dtype import float8
 from weft.errors import Unsupported
+from weft.fabric.product_sums import add
 from weft.plan.tasks import AnyTask, Await, KernelTiles, Lookup, Matmul, Permute, Reduce, Region
 from weft.run.scaled import Scales, scaled_product
 
@@ -60,22 +61,3 @@ def multiply(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, accumulate: bool
         torch.addmm(c, a, b, out=c)
     else:
         torch.mm(a, b, out=c)
-
-
-def add(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
-    """Sets every target to the sum of the sources, in their order, rounded once."""
-    first, rest = sources[0], sources[1:]
-    total = targets[0]
-    if len(sources) > 2 and total.dtype.itemsize < 4:
-        total = first.float()
-        for source in rest:
-            total += source
-        targets[0].copy_(total)
-    elif rest:
-        torch.add(first, rest[0], out=total)
-        for source in rest[1:]:
-            total += source
-    else:
-        total.copy_(first)
-    for target in targets[1:]:
-        target.copy_(targets[0])

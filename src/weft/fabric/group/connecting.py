@@ -1,8 +1,9 @@
-"""Connects the wires of a rank (`wires.py`): every rank listens, and connects to those before it.
+"""Connects a rank to all others: every rank listens, and connects to those before it. Each pair has
+a connection for headers (`wires.py`) and one for transfers (`streams.py`).
 
 A rank listens only on the addresses that gloo would use: of the interface GLOO_SOCKET_IFNAME, or of
-the host's name. A connection begins with the rank that made it and with the word of the rank that
-listens, which only ranks of the group know.
+the host's name. A connection begins with the rank that made it, what it is for, and the word of the
+rank that listens, which only ranks of the group know.
 """
 
 from __future__ import annotations
@@ -19,10 +20,13 @@ from contextlib import suppress
 from typing import Any
 
 from weft.errors import Unsupported
+from weft.fabric.group.streams import Streams
 from weft.fabric.group.wires import Wires
 
 _WORD_BYTES = 16
-_HELLO = struct.Struct(f"<I{_WORD_BYTES}s")
+_HELLO = struct.Struct(f"<II{_WORD_BYTES}s")
+_PURPOSES = range(2)
+"""What a connection is for: headers, transfers."""
 _GET_ADDRESS = 0x8915  # SIOCGIFADDR
 _LOOK = 0.2
 """Seconds between two looks at whether the peers are still there."""
@@ -47,61 +51,68 @@ class Door:
         cards: Sequence[Mapping[str, Any]],
         seconds: float,
         look: Callable[[], None],
-    ) -> Wires:
-        """The wires to all other ranks. cards: those of all ranks. look: raises if a peer is lost;
-        called while this waits."""
+    ) -> tuple[Wires, Streams]:
+        """The connections to all other ranks. cards: those of all ranks. look: raises if a peer is
+        lost; called while this waits."""
         until = time.monotonic() + seconds
-        wires: dict[int, socket.socket] = {}
+        made: dict[tuple[int, int], socket.socket] = {}
+        wanted = [(purpose, peer) for purpose in _PURPOSES for peer in range(len(cards))]
+        wanted = [(purpose, peer) for purpose, peer in wanted if peer != rank]
         try:
-            for peer in range(rank):
-                wires[peer] = _connected(rank, cards[peer], until)
-            while len(wires) < len(cards) - 1:
+            for purpose, peer in wanted:
+                if peer < rank:
+                    made[purpose, peer] = _connected(rank, purpose, cards[peer], until)
+            while len(made) < len(wanted):
                 if time.monotonic() > until:
-                    missing = next(r for r in range(rank + 1, len(cards)) if r not in wires)
+                    missing = next(peer for purpose, peer in wanted if (purpose, peer) not in made)
                     raise Unsupported(_no_way(f"rank {missing} has not connected to it"))
-                self._accept(wires, rank, len(cards))
+                self._accept(made, rank, len(cards))
                 look()
         except BaseException:
-            for wire in wires.values():
-                wire.close()
+            for connection in made.values():
+                connection.close()
             raise
-        for wire in wires.values():
-            wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return Wires(wires)
+        for connection in made.values():
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        wires, streams = (
+            {peer: connection for (what, peer), connection in made.items() if what == purpose}
+            for purpose in _PURPOSES
+        )
+        return Wires(wires), Streams(streams)
 
     def close(self) -> None:
         for listener in self._listeners:
             listener.close()
 
-    def _accept(self, wires: dict[int, socket.socket], rank: int, world: int) -> None:
-        """Adds the next rank that connects, if one does soon."""
+    def _accept(self, made: dict[tuple[int, int], socket.socket], rank: int, world: int) -> None:
+        """Adds the next connection that a rank makes, if one does soon."""
         ready, _, _ = select.select(self._listeners, [], [], _LOOK)
         if not ready:
             return
         with suppress(OSError):
-            wire, _ = ready[0].accept()
-            wire.settimeout(_LOOK)
-            peer, word = _HELLO.unpack(
-                wire.recv(_HELLO.size, socket.MSG_WAITALL).ljust(_HELLO.size)
-            )
-            if secrets.compare_digest(word, self._word) and rank < peer < world:
-                wires[peer] = wire
+            connection, _ = ready[0].accept()
+            connection.settimeout(_LOOK)
+            hello = connection.recv(_HELLO.size, socket.MSG_WAITALL).ljust(_HELLO.size)
+            peer, purpose, word = _HELLO.unpack(hello)
+            known = secrets.compare_digest(word, self._word)
+            if known and rank < peer < world and purpose in _PURPOSES:
+                made[purpose, peer] = connection
             else:
-                wire.close()
+                connection.close()
 
 
-def _connected(rank: int, card: Mapping[str, Any], until: float) -> socket.socket:
+def _connected(rank: int, purpose: int, card: Mapping[str, Any], until: float) -> socket.socket:
     """A connection to the door of a peer."""
     failure: OSError | None = None
     for address, port in card["doors"]:
         try:
             left = max(until - time.monotonic(), 0.1)
-            wire = socket.create_connection((address, port), timeout=left)
-            wire.sendall(_HELLO.pack(rank, bytes.fromhex(card["word"])))
+            connection = socket.create_connection((address, port), timeout=left)
+            connection.sendall(_HELLO.pack(rank, purpose, bytes.fromhex(card["word"])))
         except OSError as error:
             failure = error
         else:
-            return wire
+            return connection
     addresses = ", ".join(address for address, _ in card["doors"])
     raise Unsupported(_no_way(f"{addresses}: {failure}"))
 
@@ -118,8 +129,8 @@ def _listeners(world: int) -> list[socket.socket]:
     for address in _addresses():
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         with suppress(OSError):  # the name has an address that this host does not
-            found.append(socket.create_server((address, 0), family=family, backlog=world))
-    return found or [socket.create_server(("127.0.0.1", 0), backlog=world)]
+            found.append(socket.create_server((address, 0), family=family, backlog=2 * world))
+    return found or [socket.create_server(("127.0.0.1", 0), backlog=2 * world)]
 
 
 def _addresses() -> list[str]:

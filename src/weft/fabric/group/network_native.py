@@ -8,54 +8,53 @@ local matmul runs.
 
 A rank is never two calls ahead of another: it enters call e+1 only after it has finished e, for
 which it needed every header of e. So when data of a call moves, every rank has finished the call
-before, and the tags of transfers can be the same in every call.
+before, and the bytes of two calls never mix.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from weft.fabric import _native
 from weft.fabric.group import eager as eagerly
 from weft.fabric.group.headers import BYE, NOTHING, Header, write_header
-from weft.fabric.group.transfers import NetworkFlight, NetworkProgram, Poster
-from weft.fabric.group.transport import Transport
+from weft.fabric.group.streams import Streams
+from weft.fabric.group.transfers import NetworkFlight, NetworkProgram, Payload, Worker
 from weft.fabric.group.wires import Wires
 from weft.fabric.outcomes import (
     AGAIN,
     CANCELLED,
     DISAGREE,
     OK,
-    PEER_LOST,
     TIMEOUT,
     Outcome,
 )
 
-_GRACE = 0.5
-"""Seconds to wait for the end of lanes whose connections are closed."""
+Parts = Mapping[int, Sequence[Payload]]
+"""The bytes that go with the header to every peer."""
 _SLICE = 0.05
 """The longest wait before Python handles its signals, in seconds."""
 
 
 class NetworkNative:
-    """The native fabric of the ranks of this machine (`members`), and wires and a transport to all
+    """The native fabric of the ranks of this machine (`members`), and the connections to all other
     ranks."""
 
     def __init__(
         self,
         native: _native.Fabric,
-        transport: Transport,
+        streams: Streams,
         wires: Wires,
         rank: int,
         world: int,
         members: Sequence[int],
     ) -> None:
         self.inner = native
-        self.transport = transport
+        self.streams = streams
         self.wires = wires
         self._rank, self._world, self._members = rank, world, list(members)
         self._peers = [peer for peer in range(world) if peer != rank]
@@ -73,32 +72,42 @@ class NetworkNative:
         self._failure: BaseException | None = None
         """Why the thread could not start a flight, e.g. because there was no memory. It ends the
         call, and with it the group."""
-        self._stuck: set[int] = set()
-        self._lanes: dict[tuple[int, bool], Poster] = {}
-        self._poster = Poster("weft posts")
-        self._closed = False
+        self._lanes: dict[tuple[int, bool], Worker] = {}
+        self._starter = Worker("weft starts")
+        self._disconnected = self._closed = False
 
     # -- headers -----------------------------------------------------------------------------------
 
     def enter(
-        self, call: int, signature: int, offsets: Sequence[int], blob: bytes, eager: int = 0
+        self,
+        call: int,
+        signature: int,
+        offsets: Sequence[int],
+        blob: bytes,
+        eager: int = 0,
+        parts: Parts | None = None,
     ) -> None:
-        """Enters a call. eager: the number of the plan whose bytes go with the header. It is then
-        sent when they are there, by `launch` or `agree`."""
-        if eager:
+        """Enters a call. eager: the number of the plan whose bytes go with the header. parts: these
+        bytes; None if the header waits for them, and is sent by `launch` or `agree`."""
+        if eager and parts is None:
             self._held = call, signature, blob, eager
         else:
-            self._send(call, signature, blob)
+            self._send(call, signature, blob, eager, parts)
         self.inner.enter(call, signature, offsets, blob)
         with self._changed:
             self._headers.pop(call - 2, None)
             self._note(call, self._rank, Header(signature, blob, eager, NOTHING))
 
-    def _send(self, call: int, signature: int, blob: bytes) -> None:
-        message = [write_header(call, signature, blob)]
+    def _send(
+        self, call: int, signature: int, blob: bytes, eager: int = 0, parts: Parts | None = None
+    ) -> None:
+        """Sends a header to all peers, with the bytes for each."""
         with self._changed:
             for peer in self._peers:
-                self.wires.send(peer, message)
+                own = parts.get(peer, ()) if parts else ()
+                size = sum(part.nbytes for part in own)
+                head = write_header(call, signature, blob, eager, size)
+                self.wires.send(peer, [head, *(part.data for part in own)])
 
     def _send_held(self, flight: NetworkFlight | None = None) -> None:
         """Sends the header that was held back, with the bytes of a flight; None: without any, as
@@ -109,14 +118,17 @@ class NetworkNative:
         self._held = None
         if flight is None:
             self._send(call, signature, blob)
-            return
-        parts = eagerly.pack(flight.program.transfers, flight.view)
-        with self._changed:
-            for peer in self._peers:
-                own = parts.get(peer, ())
-                size = sum(part.nbytes for part in own)
-                head = write_header(call, signature, blob, eager, size)
-                self.wires.send(peer, [head, *(part.data for part in own)])
+        else:
+            parts = eagerly.pack(flight.program.transfers, flight.view)
+            self._send(call, signature, blob, eager, parts)
+
+    def came(self, call: int, eager: int) -> Mapping[int, Payload] | None:
+        """The bytes that came with the headers of the peers; None if not all ranks have sent them
+        for this plan."""
+        headers = self._headers[call]
+        if not eager or any(header.eager != eager for header in headers.values()):
+            return None
+        return {peer: headers[peer].payload for peer in self._peers}
 
     def _receive(self, call: int, seconds: float) -> None:
         """Waits for headers of a call, and sends what is left of this rank's own."""
@@ -136,39 +148,17 @@ class NetworkNative:
         elif found is not None:
             self._note(found[0], peer, found[1])
 
-    def _look(self, flight: NetworkFlight) -> None:
-        """Notices peers that have closed their connections while a call waits for its transfers."""
-        there = [peer for peer in self._peers if peer not in self._gone]
-        for peer in self.wires.wait(there, 0.0, closed=True):
-            with self._changed:
-                while peer not in self._gone:
-                    self._read(peer)
-            if self._gone[peer] == PEER_LOST and flight.lost(peer, _GRACE):
-                self._stuck.add(peer)
-
     def _note(self, call: int, rank: int, header: Header) -> None:
         """Keeps a header."""
         self._headers.setdefault(call, {})[rank] = header
         self._entered[rank] = call
 
-    def _start(self, flight: NetworkFlight, computes: bool) -> None:
-        """Starts a flight if the headers, which have all arrived, are those that it was made for.
-        computes: whether this is a compute thread, which does not post transfers itself (see
-        `Poster`)."""
+    def _start(self, flight: NetworkFlight) -> None:
+        """Starts a flight if the headers, which have all arrived, are those that it was made
+        for."""
         if not self._agrees(flight.call, flight.signatures):
             return
-        headers, eager = self._headers[flight.call], flight.program.eager
-        came = None
-        if eager and all(header.eager == eager for header in headers.values()):
-            came = {peer: headers[peer].payload for peer in self._peers}
-        if computes and came is None and flight.program.transfers:
-            self._start_by_thread(flight)
-        else:
-            flight.start(self._lane, came)
-
-    def _start_by_thread(self, flight: NetworkFlight) -> None:
-        self._starting = flight
-        self._poster.push(lambda: self._meet_and_start(flight))
+        flight.start(self._lane, self.came(flight.call, flight.program.eager))
 
     def _meet_and_start(self, flight: NetworkFlight) -> None:
         """Reads the headers of a call until all have come, and starts its flight."""
@@ -180,7 +170,7 @@ class NetworkNative:
                 if met or self._hopeless(flight.call, flight.deadline) is not None:
                     try:
                         if met:
-                            self._start(flight, computes=False)
+                            self._start(flight)
                     except BaseException as error:
                         self._failure = error
                     self._starting = None
@@ -215,7 +205,7 @@ class NetworkNative:
                 if self._starting is None and self._complete(call):
                     flight, self._waiting = self._waiting, None
                     if flight is not None:
-                        self._start(flight, computes=True)
+                        self._start(flight)
                 if self._starting is None:
                     if self._failure is not None:
                         raise self._failure
@@ -257,7 +247,7 @@ class NetworkNative:
         inside = [signatures[rank] for rank in self._members]
         flight = NetworkFlight(
             self.inner,
-            self.transport,
+            self.streams,
             program,
             call,
             deadline,
@@ -268,17 +258,18 @@ class NetworkNative:
         )
         if self._held is not None and not program.late:
             self._send_held(flight)
-        if program.serial and program.eager:
+        if program.meets_first:
             self._waiting = flight
         else:
-            self._start_by_thread(flight)
+            self._starting = flight
+            self._starter.push(lambda: self._meet_and_start(flight))
         return flight
 
-    def _lane(self, peer: int, sends: bool) -> Poster:
+    def _lane(self, peer: int, sends: bool) -> Worker:
         lane = self._lanes.get((peer, sends))
         if lane is None:
             name = f"weft {'to' if sends else 'from'} {peer}"
-            lane = self._lanes[(peer, sends)] = Poster(name)
+            lane = self._lanes[(peer, sends)] = Worker(name)
         return lane
 
     def cancel(self, flight: NetworkFlight) -> None:
@@ -295,15 +286,9 @@ class NetworkNative:
             return flight.outcome
         if flight.cancelled and flight.left:
             self._disconnect()
-            with flight.changed:
-                flight.changed.wait_for(lambda: flight.left == 0, _GRACE)
-            if flight.left:
-                self._stuck.update(self._peers)
-                flight.forget()
         with flight.changed:
             flight.changed.wait_for(lambda: flight.left == 0, _SLICE)
         if flight.left:
-            self._look(flight)
             if not flight.cancelled and flight.outcome[0] != OK:
                 return flight.outcome
             return (AGAIN, -1)
@@ -326,8 +311,6 @@ class NetworkNative:
     def _first_hand(self, flight: NetworkFlight, outcome: Outcome) -> Outcome:
         """Translates the rank in an outcome from its number in the machine to that in the group. If
         a transfer failed, its own outcome, which names the peer, takes precedence."""
-        if outcome[0] == AGAIN:
-            self._look(flight)
         if outcome[0] in (OK, AGAIN, CANCELLED):
             return outcome
         if flight.outcome[0] != OK:
@@ -382,7 +365,8 @@ class NetworkNative:
 
     def _disconnect(self) -> None:
         """Closes all connections. Transfers fail here and on the peers."""
-        self.transport.abort()
+        self._disconnected = True
+        self.streams.close()
         self.wires.close()
 
     def failed(self, rank: int) -> int:
@@ -396,13 +380,13 @@ class NetworkNative:
             return
         self._closed = True
         self.inner.leave()
-        if not self.transport.aborted:
+        if not self._disconnected:
             self._send(BYE, 0, b"")
             until = time.monotonic() + 1.0
             while self.wires.unsent and time.monotonic() < until:
                 self._receive(BYE, _SLICE)
         self._disconnect()
-        self._poster.close()
-        for (peer, _), lane in self._lanes.items():
-            lane.close(wait=peer not in self._stuck)
+        self._starter.close()
+        for lane in self._lanes.values():
+            lane.close()
         self._lanes.clear()

@@ -1,5 +1,5 @@
 """Ranks on several machines. Those of one machine share memory, as on the host fabric; between
-machines the same plans run over point-to-point transfers of torch.distributed.
+machines the same plans run over point-to-point transfers.
 
 Nothing has to be symmetric between machines: a copy becomes a send and a receive, and each of its
 dependencies delays the one that is on its own rank.
@@ -23,8 +23,8 @@ from weft.fabric import _native
 from weft.fabric.group import eager
 from weft.fabric.group.connecting import Door
 from weft.fabric.group.network_native import NetworkNative
+from weft.fabric.group.streams import Streams
 from weft.fabric.group.transfers import NetworkProgram
-from weft.fabric.group.transport import Transport, connect_seconds, open_transport
 from weft.fabric.group.wires import Wires
 from weft.fabric.host.opening import heap_span, open_heap
 from weft.fabric.interface import Capabilities
@@ -66,6 +66,7 @@ class SeveralMachines:
         self.levels = 2
         """2: data that ranks of a machine share crosses the network once. 1 treats all peers alike,
         for comparison. It must be the same on all ranks, and set before the first call."""
+        self.apart = len(set(self.nodes)) == world
         own = self.nodes[self._rank]
         self.members = [rank for rank in range(world) if self.nodes[rank] == own]
         self.heap = open_heap(group, self.members, deadline)
@@ -73,10 +74,9 @@ class SeveralMachines:
         if len(self.members) > 1:
             # Sparse, like the heap: untouched pages take no memory.
             self._relay = self.heap.allocate(heap_span() // 2)
-        number = number_of(group)
-        self._notes = f"weft/notes/{number}"
-        transport, wires = _connected(group, f"weft/network/{number}", deadline)
-        self.native = NetworkNative(self.heap, transport, wires, self._rank, world, self.members)
+        self._notes = f"weft/notes/{number_of(group)}"
+        wires, streams = _connected(group, deadline)
+        self.native = NetworkNative(self.heap, streams, wires, self._rank, world, self.members)
 
     def channels(self) -> tuple[_native.Channel, _native.Messages]:
         raise Unsupported(
@@ -184,7 +184,7 @@ class SeveralMachines:
         self._relay = None
 
 
-def _connected(group: dist.ProcessGroup, name: str, deadline: float) -> tuple[Transport, Wires]:
+def _connected(group: dist.ProcessGroup, deadline: float) -> tuple[Wires, Streams]:
     """The connections to all other ranks. If one rank has not all of them, all ranks raise."""
     rank, world = dist.get_rank(group), dist.get_world_size(group)
     others = [peer for peer in range(world) if peer != rank]
@@ -193,22 +193,17 @@ def _connected(group: dist.ProcessGroup, name: str, deadline: float) -> tuple[Tr
         look_after(group, others)
 
     # A rank may fail to connect late, and the others should raise its error.
-    seconds = connect_seconds(deadline)
+    seconds = min(max(deadline, 10.0), 86_400.0)
     limit = deadline + seconds
     with closing(Door(world)) as door, ExitStack() as if_refused:
-        transport, error = _or_why(lambda: open_transport(group, name, deadline, look))
-        if transport is not None:
-            if_refused.callback(transport.abort)
-        doors = exchange(group, range(world), "connected", {"error": error, **door.card}, limit)
-        _refuse_if_one(doors)
-        wires, error = _or_why(lambda: door.connect(rank, doors, seconds, look))
-        if wires is not None:
-            if_refused.callback(wires.close)
-        _refuse_if_one(exchange(group, range(world), "wired", {"error": error}, limit))
+        doors = exchange(group, range(world), "doors", door.card, limit)
+        made, error = _or_why(lambda: door.connect(rank, doors, seconds, look))
+        for connections in made or ():
+            if_refused.callback(connections.close)
+        _refuse_if_one(exchange(group, range(world), "connected", {"error": error}, limit))
         if_refused.pop_all()
-    assert transport is not None
-    assert wires is not None
-    return transport, wires
+    assert made is not None
+    return made
 
 
 def _or_why(connect: Callable[[], T]) -> tuple[T | None, str]:

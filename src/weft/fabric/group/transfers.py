@@ -1,24 +1,25 @@
-"""The network part of a call: its transfers, and the threads that wait for them.
+"""The network part of a call: its transfers, and the threads that make them.
 
-A copy from another machine is a matched pair: the rank that pulls posts a receive, and the rank
-that has the source posts a send when its dependencies have ended. The number of the task is the tag
-of both, so no other message is needed. Transfers without dependencies are posted when the ranks
-agree; the others follow in the order of the plan.
+A copy from another machine is a matched pair: the rank that has the source sends it when its
+dependencies have ended, and the rank that pulls receives it. Between two ranks both make their
+transfers in the order of the plan, so no other message is needed. A transfer never waits for a
+later one, as every dependency in a plan is on an earlier task.
 """
 
 from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
 
 from weft.fabric import _native
 from weft.fabric.group.responsive import become_responsive
-from weft.fabric.group.transport import Posted, Transport, wait
+from weft.fabric.group.streams import Lost, Streams
 from weft.fabric.outcomes import (
     AGAIN,
     CANCELLED,
@@ -45,10 +46,16 @@ class NetworkProgram:
     eager: int = 0
     """The number of the plan if its bytes travel with the headers, else 0: see `eager.py`."""
 
-    @property
+    @cached_property
     def late(self) -> bool:
         """Whether some of its sends wait for products."""
         return any(transfer.sends and transfer.waits for transfer in self.transfers)
+
+    @cached_property
+    def meets_first(self) -> bool:
+        """Whether compute has nothing to do, or nobody to send to, before the ranks agree."""
+        receives = any(not transfer.sends for transfer in self.transfers)
+        return self.serial and (self.late or receives)
 
     def by_lane(self) -> dict[tuple[int, bool], list[Transfer]]:
         """The transfers of every (peer, whether they are sent), in the order of the plan."""
@@ -58,11 +65,8 @@ class NetworkProgram:
         return lanes
 
 
-class Poster:
-    """A thread that runs jobs one after the other. Transfers are posted by such threads. While one
-    posts, it holds a lock of gloo. If gloo's own thread wakes on the same core, it would preempt a
-    compute thread and spin on that lock until the next scheduler tick. It does not preempt a thread
-    that is as responsive and has just started to run."""
+class Worker:
+    """A thread that runs jobs one after the other."""
 
     def __init__(self, name: str) -> None:
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -72,11 +76,10 @@ class Poster:
     def push(self, job: Callable[[], None]) -> None:
         self._jobs.put(job)
 
-    def close(self, wait: bool = True) -> None:
-        """Ends the thread after its jobs. wait: whether to wait for that."""
+    def close(self) -> None:
+        """Ends the thread after its jobs."""
         self._jobs.put(None)
-        if wait:
-            self._thread.join(timeout=5.0)
+        self._thread.join(timeout=5.0)
 
     def _loop(self) -> None:
         become_responsive()
@@ -90,7 +93,7 @@ class NetworkFlight:
     def __init__(
         self,
         native: _native.Fabric,
-        transport: Transport,
+        streams: Streams,
         program: NetworkProgram,
         call: int,
         deadline: int,
@@ -99,7 +102,7 @@ class NetworkFlight:
         node_signatures: Sequence[int],
         record: bool,
     ) -> None:
-        self.native, self.transport, self.program = native, transport, program
+        self.native, self.streams, self.program = native, streams, program
         self.call, self.deadline, self.record = call, deadline, record
         self.tensors, self.signatures = tensors, list(signatures)
         self._node_signatures = list(node_signatures)
@@ -122,7 +125,7 @@ class NetworkFlight:
         return len(self._open)
 
     def start(
-        self, lane_of: Callable[[int, bool], Poster], came: Mapping[int, Payload] | None = None
+        self, lane_of: Callable[[int, bool], Worker], came: Mapping[int, Payload] | None = None
     ) -> None:
         """Starts all copies and transfers, after the ranks have agreed. came: the bytes that came
         with the headers of the peers, if no transfers follow."""
@@ -143,16 +146,9 @@ class NetworkFlight:
         )
         if came is not None:
             self._unpack(came)
-        # Receives first: a peer's send starts at once if its receive is posted.
-        for (peer, sends), transfers in sorted(lanes.items(), key=lambda lane: lane[0][1]):
-            try:
-                posted = [None if t.waits else self._post(t) for t in transfers]
-            except RuntimeError as failure:
-                self.fail(_meaning(failure), peer)
-                self._ended(peer, sends)
-                continue
-            lane_of(peer, sends).push(
-                lambda p=peer, t=transfers, w=posted: self._run(p, t, w)  # type: ignore[misc]
+        for (peer, _), transfers in lanes.items():
+            lane_of(peer, transfers[0].sends).push(
+                lambda p=peer, t=transfers: self._run(p, t)  # type: ignore[misc]
             )
 
     def _unpack(self, came: Mapping[int, Payload]) -> None:
@@ -189,28 +185,6 @@ class NetworkFlight:
         if self.inner is not None:
             self.native.cancel(self.inner)
 
-    def lost(self, peer: int, grace: float) -> bool:
-        """Called when the connection to a peer is closed. Returns whether one of its lanes still
-        waits after `grace` seconds. gloo fails all that is posted on the connection, except a
-        receive of which it has read a part. The lane of such a receive would wait forever. It
-        counts as ended, because nothing touches its buffers any more."""
-        lanes = {(peer, False), (peer, True)}
-        with self.changed:
-            if self.changed.wait_for(lambda: not self._open & lanes, grace):
-                return False
-        self.fail(PEER_LOST, peer)
-        self.forget(lanes)
-        return True
-
-    def forget(self, lanes: Iterable[tuple[int, bool]] | None = None) -> None:
-        """Counts lanes (None: all) as ended; their connections are closed."""
-        with self.changed:
-            self._open -= set(self._open if lanes is None else lanes)
-            self.changed.notify_all()
-
-    def _ended(self, peer: int, sends: bool) -> None:
-        self.forget([(peer, sends)])
-
     def _wait_until_sent(self) -> None:
         """Waits for this rank's own sends. In a serial call compute starts after them, because it
         would take the core from the threads that a peer waits for."""
@@ -224,26 +198,17 @@ class NetworkFlight:
                 max(0.0, (self.deadline - _native.now_ns()) / 1e9),
             )
 
-    def _run(
-        self, peer: int, transfers: Sequence[Transfer], posted: list[_UnderWay | None]
-    ) -> None:
-        """Waits for the transfers of a lane, and posts those that have dependencies."""
+    def _run(self, peer: int, transfers: Sequence[Transfer]) -> None:
+        """Makes the transfers of a lane."""
+        sends = transfers[0].sends
         try:
-            if transfers[0].sends:
-                for number, transfer in enumerate(transfers):
-                    if posted[number] is None:
-                        self._wait_for(transfer)
-                        posted[number] = self._post(transfer)
             free_at = _native.now_ns() if self.record else 0
-            for transfer, under_way in zip(transfers, posted, strict=True):
-                if under_way is None:
-                    self._wait_for(transfer)
-                    under_way = self._post(transfer)
-                    free_at = _native.now_ns() if self.record else 0
-                wait(under_way.work, (self.deadline - _native.now_ns()) / 1e9)
-                if transfer.sends:
+            for transfer in transfers:
+                self._wait_for(transfer)
+                if sends:
+                    self._send(transfer)
                     continue
-                under_way.unpack()
+                self._receive(transfer)
                 if self.record:
                     now = _native.now_ns()
                     self._spans.append((transfer.task, free_at, now))
@@ -254,14 +219,15 @@ class NetworkFlight:
                     self.native.signal(self.call, transfer.counter, transfer.rings)
         except _Stopped:
             pass
-        except RuntimeError as failure:
-            self.fail(_meaning(failure), peer)
+        except Lost:
+            self.fail(PEER_LOST, peer)
         except BaseException:
             self.fail(PEER_FAILED, peer)
             raise
         finally:
-            posted.clear()
-            self._ended(peer, transfers[0].sends)
+            with self.changed:
+                self._open.discard((peer, sends))
+                self.changed.notify_all()
 
     def _wait_for(self, transfer: Transfer) -> None:
         assert self.inner is not None
@@ -273,32 +239,27 @@ class NetworkFlight:
                     self.fail(*outcome)
                 raise _Stopped
 
-    def _post(self, transfer: Transfer) -> _UnderWay:
-        view = self.view(transfer)
-        tag = transfer.task
-        flat = view if view.is_contiguous() else torch.empty_like(view).contiguous()
-        if transfer.sends:
-            if flat is not view:
-                np.copyto(bytes_of(flat), bytes_of(view))
-            return _UnderWay(self.transport.send(flat, transfer.peer, tag), flat, view)
-        return _UnderWay(self.transport.receive(flat, transfer.peer, tag), flat, view)
+    def _send(self, transfer: Transfer) -> None:
+        flat = np.ascontiguousarray(bytes_of(self.view(transfer)))
+        self.streams.send(transfer.peer, _line(flat), lambda: self._go_on(transfer.peer))
+
+    def _receive(self, transfer: Transfer) -> None:
+        target = bytes_of(self.view(transfer))
+        flat = target if target.flags.c_contiguous else np.empty_like(target, order="C")
+        self.streams.receive(transfer.peer, _line(flat), lambda: self._go_on(transfer.peer))
+        if flat is not target:
+            np.copyto(target, flat)
+
+    def _go_on(self, peer: int) -> None:
+        """Ends a transfer if its call is stopped or its deadline has passed."""
+        if _native.now_ns() > self.deadline:
+            self.fail(TIMEOUT, peer)
+        if self.cancelled or self.outcome[0] != OK:
+            raise _Stopped
 
 
 class _Stopped(Exception):
-    """The call was stopped while a lane waited for a task."""
-
-
-@dataclass(slots=True)
-class _UnderWay:
-    """A posted transfer between a peer and `flat`, a contiguous copy of `view` or `view` itself."""
-
-    work: Posted
-    flat: torch.Tensor
-    view: torch.Tensor
-
-    def unpack(self) -> None:
-        if self.flat is not self.view:
-            np.copyto(bytes_of(self.view), bytes_of(self.flat))
+    """The call was stopped while a lane waited."""
 
 
 def view_of(whole: torch.Tensor, region: Region) -> torch.Tensor:
@@ -313,5 +274,6 @@ def bytes_of(matrix: torch.Tensor) -> Payload:
     return matrix.detach().view(torch.uint8).numpy()
 
 
-def _meaning(failure: RuntimeError) -> int:
-    return TIMEOUT if "Timed out waiting" in str(failure) else PEER_LOST
+def _line(flat: Payload) -> memoryview:
+    """Contiguous bytes as one line of them."""
+    return flat.reshape(-1).data

@@ -2,20 +2,18 @@
 
 Whichever thread waits for headers reads them. So a call whose bytes travel with its headers needs
 no thread but its own: it writes to its peers and sleeps until theirs have come. Transfers have
-connections of their own (`transport.py`), and threads that wait for them.
+connections of their own (`streams.py`), and threads that wait for them.
 """
 
 from __future__ import annotations
 
-import os
 import select
 import socket
-import weakref
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 
 import numpy as np
 
+from weft.fabric.group.connections import Connections
 from weft.fabric.group.headers import (
     BYE,
     HEAD_BYTES,
@@ -33,18 +31,17 @@ Found = tuple[int, Header] | int
 """What came from a peer: the header of a call, or the reason why no more will come."""
 
 
-class Wires:
+class Wires(Connections):
     """The connections of one rank. `wait` may be called by any thread, and everything else by one
     thread at a time."""
 
     def __init__(self, sockets: Mapping[int, socket.socket]) -> None:
-        self._sockets = dict(sockets)
+        super().__init__(sockets)
         self._inboxes = {peer: _Inbox() for peer in sockets}
         self.unsent: dict[int, bytes] = {}
         """What the network has not yet taken, by peer."""
         for wire in sockets.values():
             wire.setblocking(False)
-        _open.add(self)
 
     def send(self, peer: int, parts: Sequence[bytes | memoryview]) -> None:
         """Sends a message. What does not fit into the buffers of the network is sent by `flush`. A
@@ -75,14 +72,13 @@ class Wires:
             if rest:
                 self.unsent[peer] = rest
 
-    def wait(self, peers: Collection[int], seconds: float, *, closed: bool = False) -> list[int]:
-        """Waits until one of these peers has sent something, or until something can be sent to a
-        peer that has not taken all; returns the peers that have. closed: only those that have
-        closed their connection."""
-        events = select.POLLRDHUP if closed else select.POLLIN | select.POLLRDHUP
+    def wait(self, peers: Collection[int], seconds: float) -> list[int]:
+        """Waits until one of these peers has sent something or closed its connection, or until
+        something can be sent to a peer that has not taken all; returns the peers that have."""
+        events = select.POLLIN | select.POLLRDHUP
         poll, by_file = select.poll(), {}
         for peer, wire in self._sockets.items():
-            sends = not closed and peer in self.unsent
+            sends = peer in self.unsent
             wanted = (events if peer in peers else 0) | (select.POLLOUT if sends else 0)
             if wanted and wire.fileno() >= 0:
                 by_file[wire.fileno()] = peer
@@ -103,17 +99,6 @@ class Wires:
             found = inbox.take(count) if count else PEER_LOST
             if found is not None:
                 return found
-
-    def close(self) -> None:
-        """Closes all connections, for both sides."""
-        for wire in self._sockets.values():
-            with suppress(OSError):
-                wire.shutdown(socket.SHUT_RDWR)
-
-    def forget(self) -> None:
-        """Closes the files, and leaves the connections to the parent of this process."""
-        for wire in self._sockets.values():
-            wire.close()
 
 
 class _Inbox:
@@ -149,16 +134,3 @@ class _Inbox:
         if header is None:
             return CORRUPT
         return PEER_LEFT if header[0] == BYE else header
-
-
-_open: weakref.WeakSet[Wires] = weakref.WeakSet()
-
-
-def _close_in_child() -> None:
-    """A forked child is no rank. If it held the connections, peers would not notice that its parent
-    died."""
-    for wires in _open:
-        wires.forget()
-
-
-os.register_at_fork(after_in_child=_close_in_child)

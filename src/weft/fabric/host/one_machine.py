@@ -26,6 +26,7 @@ class OneMachine:
     """The reach of the host fabric (see `weft.fabric.reach`)."""
 
     can = CAN
+    apart = False
 
     def __init__(self, group: dist.ProcessGroup, deadline: float) -> None:
         world = dist.get_world_size(group)

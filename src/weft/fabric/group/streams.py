@@ -1,0 +1,61 @@
+"""The connections over which transfers travel: one TCP connection to every other rank.
+
+Both ends of a connection make their transfers in the order of the plan, and nothing moves before
+all headers agree. So the bytes need no headers of their own. A thread sleeps in the kernel until
+its bytes have arrived or left; they go from the memory of one rank into that of the other.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Callable, Mapping
+
+from weft.fabric.group.connections import Connections
+
+_LOOK = struct.pack("@ll", 0, 50_000)
+"""The longest sleep in the kernel, as a timeval: 50 ms."""
+
+GoOn = Callable[[], None]
+"""Called after every sleep; raises if a transfer must end."""
+
+
+class Lost(Exception):
+    """The connection is closed."""
+
+
+class Streams(Connections):
+    """The connections of one rank. Of each, one thread at a time may send and one receive."""
+
+    def __init__(self, sockets: Mapping[int, socket.socket]) -> None:
+        super().__init__(sockets)
+        for stream in sockets.values():
+            stream.setblocking(True)
+            stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _LOOK)
+            stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _LOOK)
+
+    def send(self, peer: int, data: memoryview, go_on: GoOn) -> None:
+        """Sends bytes; returns when the network has taken all."""
+        stream = self._sockets[peer]
+        while data:
+            try:
+                data = data[stream.send(data) :]
+            except BlockingIOError:
+                go_on()
+            except OSError:
+                raise Lost from None
+
+    def receive(self, peer: int, room: memoryview, go_on: GoOn) -> None:
+        """Fills a memory with the next bytes of a peer."""
+        stream = self._sockets[peer]
+        while room:
+            try:
+                count = stream.recv_into(room, 0, socket.MSG_WAITALL)
+            except BlockingIOError:
+                go_on()
+                continue
+            except OSError:
+                raise Lost from None
+            if not count:
+                raise Lost
+            room = room[count:]
