@@ -16,6 +16,7 @@
 #include "bindings.h"
 #include "fused.h"
 #include "team.h"
+#include "tensor_view.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -61,6 +62,56 @@ Weight weight_of(uint64_t data, int type, bool transposed, uint64_t pitch, uint6
           reinterpret_cast<const float*>(pointer(scale))};
 }
 
+// The number of a dtype among those of the kernels; -1 where they have none.
+int type_of(Dtype dtype) {
+  if (dtype == Dtype::f32) return int(Type::f32);
+  if (dtype == Dtype::bf16) return int(Type::bf16);
+  return dtype == Dtype::f16 ? int(Type::f16) : -1;
+}
+
+bool is_vector(nb::handle tensor, TensorView& into) {
+  return view_any(tensor, into) && into.dimensions == 1;
+}
+
+bool is_whole(const TensorView& v) { return v.dtype == Dtype::i32 || v.dtype == Dtype::i64; }
+
+// Adds a table and its bags. False, and nothing is added, unless they are just as kernels take them.
+bool add_viewed(Bags& bags, nb::handle table, nb::handle indices, nb::handle offsets,
+                nb::handle weights, int pooling, int out, uint64_t& column) {
+  TensorView t, i, o, w;
+  if (!view_any(table, t) || t.dimensions != 2 || type_of(t.dtype) < 0) return false;
+  const uint64_t rows = uint64_t(t.shape[0]), dim = uint64_t(t.shape[1]);
+  if (!is_vector(indices, i) || !is_vector(offsets, o) || !is_whole(i) || !is_whole(o)) return false;
+  const uint64_t num_indices = uint64_t(i.shape[0]);
+  if (!weights.is_none()) {
+    if (!is_vector(weights, w) || w.dtype != t.dtype) return false;
+    if (uint64_t(w.shape[0]) != num_indices) return false;
+  }
+  bags.add({t.data, Type(type_of(t.dtype)), rows, dim, column, i.data, i.dtype == Dtype::i64,
+            num_indices, o.data, o.dtype == Dtype::i64, uint64_t(o.shape[0]), w.data,
+            Pooling(pooling), Type(out)});
+  column += dim;
+  return true;
+}
+
+// The bags of lists of tensors; None unless all of them are just as kernels take them.
+std::shared_ptr<Bags> bags_of(const nb::list& tables, const nb::list& indices,
+                              const nb::list& offsets, nb::handle weights,
+                              const std::vector<int>& poolings, int out) {
+  const size_t count = poolings.size();
+  const bool weighted = !weights.is_none();
+  if (tables.size() != count || indices.size() != count || offsets.size() != count) return nullptr;
+  if (weighted && (!nb::isinstance<nb::list>(weights) || nb::len(weights) != count)) return nullptr;
+  auto bags = std::make_shared<Bags>();
+  uint64_t column = 0;
+  for (size_t i = 0; i < count; ++i) {
+    const nb::object weight = weighted ? nb::object(weights[i]) : nb::none();
+    if (!add_viewed(*bags, tables[i], indices[i], offsets[i], weight, poolings[i], out, column))
+      return nullptr;
+  }
+  return bags;
+}
+
 }  // namespace
 
 void bind_fused(nb::module_& m) {
@@ -96,7 +147,18 @@ void bind_fused(nb::module_& m) {
           },
           "first"_a, "bags"_a, "column"_a, "columns"_a, "target"_a, "pitch"_a, "threads"_a = 1,
           "kernels"_a = "",
-          Unlocked());
+          Unlocked())
+      .def(
+          "spread",
+          [](const Bags& bags, size_t table, uint64_t from, uint64_t pitch, uint64_t target,
+             int threads) {
+            bags.spread(best_kernels(), table, pointer(from), pitch,
+                        reinterpret_cast<char*>(target), threads);
+          },
+          "table"_a, "bags"_a, "pitch"_a, "target"_a, "threads"_a = 1, Unlocked());
+
+  m.def("bags_of", &bags_of, "tables"_a, "indices"_a, "offsets"_a, "weights"_a.none(), "poolings"_a,
+        "out"_a);
 
   nb::class_<Kernel>(m, "Kernel")
       .def("__init__", [](Kernel* k, int type) { new (k) Kernel{Type(type), {}}; }, "type"_a)
@@ -181,6 +243,19 @@ void bind_fused(nb::module_& m) {
             return result(repeat.start(fabric, call, patience, operands,
                                        reinterpret_cast<char*>(y), reinterpret_cast<char*>(inbox),
                                        inbox_offset, y_offset));
+          },
+          Unlocked())
+      .def(
+          "pool",  // the same for bags; pointers: the buffers of the kernel
+          [](Repeat& repeat, Fabric& fabric, uint64_t call, int64_t patience,
+             std::shared_ptr<Bags> bags, const std::vector<uint64_t>& pointers,
+             const std::vector<uint64_t>& offsets, int threads) {
+            Operands operands;
+            operands.threads = threads;
+            operands.bags = std::move(bags);
+            std::vector<char*> addresses;
+            for (uint64_t p : pointers) addresses.push_back(reinterpret_cast<char*>(p));
+            return result(repeat.start(fabric, call, patience, operands, std::move(addresses), offsets));
           },
           Unlocked())
       .def(

@@ -254,6 +254,7 @@ NB_MODULE(_native, m) {
           Unlocked());
   bind_channel(m);
   bind_fused(m);
+  bind_known(m);
   bind_lane(m);
   bind_serial(m);
 }

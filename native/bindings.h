@@ -28,5 +28,6 @@ std::vector<Matrix> matrices(const nanobind::list& tensors);  // bind_lane.cpp
 
 void bind_channel(nanobind::module_& m);  // channel_bindings.cpp
 void bind_fused(nanobind::module_& m);    // bind_fused.cpp
+void bind_known(nanobind::module_& m);    // bind_known.cpp
 void bind_lane(nanobind::module_& m);     // bind_lane.cpp
 void bind_serial(nanobind::module_& m);   // bind_serial.cpp

@@ -161,7 +161,6 @@ void bind_channel(nb::module_& m) {
       .def_ro("ended", &Facts::ended);
 
   m.def("learn_tensors", &learn_tensors, "type"_a, "parameter"_a);
-  m.def("layouts_of", &layouts_of, "arguments"_a, "graph"_a);
   m.attr("SMALL_BYTES") = kSmallBytes;
   m.attr("LEAST_CHUNK_BYTES") = Tuning{}.least_chunk;
   m.attr("MOST_CHUNK_BYTES") = Tuning{}.most_chunk;

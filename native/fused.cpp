@@ -1,6 +1,9 @@
 #include "fused.h"
 
 #include <algorithm>
+#include <cstring>
+#include <memory>
+#include <utility>
 
 #include "team.h"
 
@@ -49,6 +52,61 @@ void Bags::pool(const Kernels& kernels, uint64_t first, uint64_t bags, uint64_t 
       kernels.pool(t, first + from, count, begin - t.column, end - begin,
                    target + from * pitch + (begin - column) * size_of(t.out), pitch);
     }
+  });
+}
+
+void Bags::spread(const Kernels& kernels, size_t table, const char* bags, uint64_t pitch,
+                  char* target, int threads) const {
+  const Table& t = tables_[table];
+  if (t.rows == 0 || t.dim == 0) return;
+  // Visits are sorted by blocks of rows, whose sums stay in the cache while they are made. The sort
+  // keeps the order of the visits of a row, so neither blocks nor slabs of bags change a bit.
+  constexpr uint64_t kBlockBytes = 256 << 10, kMostBlocks = 4096, kMostSlabs = 16, kLeastBags = 128;
+  const uint64_t row_bytes = t.dim * sizeof(float);
+  int shift = 0;  // a block has 2^shift rows
+  while ((t.rows - 1) >> shift && (row_bytes << (shift + 1) <= kBlockBytes ||
+                                   (t.rows - 1) >> shift >= kMostBlocks))
+    ++shift;
+  const uint64_t blocks = ((t.rows - 1) >> shift) + 1;
+  const uint64_t together = std::max(kLeastBags, (t.num_bags + kMostSlabs - 1) / kMostSlabs);
+  const uint64_t slabs = (t.num_bags + together - 1) / together;
+  const auto start = [&](uint64_t bag) {
+    return bag < t.num_bags ? at(t.offsets, t.wide_offsets, bag) : t.num_indices;
+  };
+  const auto block = [&](uint64_t i) { return at(t.indices, t.wide_indices, i) >> shift; };
+  // Per slab and block: how many visits there are, then where the next one goes.
+  std::vector<uint64_t> places(slabs * blocks);
+  in_parts(threads, slabs, [&](size_t slab) {
+    uint64_t* const own = places.data() + slab * blocks;
+    const uint64_t end = start(std::min((slab + 1) * together, t.num_bags));
+    for (uint64_t i = start(slab * together); i < end; ++i) ++own[block(i)];
+  });
+  std::vector<uint64_t> first(blocks + 1);
+  uint64_t total = 0;
+  for (uint64_t b = 0; b < blocks; ++b) {
+    first[b] = total;
+    for (uint64_t slab = 0; slab < slabs; ++slab)
+      total += std::exchange(places[slab * blocks + b], total);
+  }
+  first[blocks] = total;
+  const std::unique_ptr<Visit[]> visits(new Visit[total]);
+  in_parts(threads, slabs, [&](size_t slab) {
+    uint64_t* const own = places.data() + slab * blocks;
+    const uint64_t last = std::min((slab + 1) * together, t.num_bags);
+    for (uint64_t bag = slab * together; bag < last; ++bag)
+      for (uint64_t i = start(bag), end = start(bag + 1); i < end; ++i)
+        visits[own[block(i)]++] = {i, bag};
+  });
+  in_parts(threads, blocks, [&](size_t b) {
+    const uint64_t row = uint64_t(b) << shift, rows = std::min(uint64_t(1) << shift, t.rows - row);
+    char* const out = target + row * t.dim * size_of(t.type);
+    thread_local std::vector<float> wide;
+    if (t.type != Type::f32 && wide.size() < rows * t.dim) wide.resize(rows * t.dim);
+    float* sums = t.type == Type::f32 ? reinterpret_cast<float*>(out) : wide.data();
+    std::memset(sums, 0, rows * row_bytes);
+    kernels.spread(t, visits.get() + first[b], first[b + 1] - first[b], bags, pitch, row, sums);
+    const float* made = sums;
+    if (t.type != Type::f32) kernels.add(&made, 1, rows * t.dim, &out, 1, t.type);
   });
 }
 
@@ -261,13 +319,12 @@ char* KernelRun::address(const End& end, uint64_t rows, uint64_t row_bytes) {
 }
 
 Outcome Repeat::start(Fabric& fabric, uint64_t call, int64_t patience, const Operands& operands,
-                      char* y, char* inbox, uint64_t inbox_offset, uint64_t y_offset) {
+                      std::vector<char*> pointers, const std::vector<uint64_t>& offsets) {
   fabric_ = &fabric;
   call_ = call;
-  fabric.enter(call, signature_, {inbox_offset, y_offset}, blob_);
-  run_.emplace(fabric, kernel_, kernels_, call, later(now_ns(), patience),
-               std::vector<char*>{nullptr, nullptr, y, partial_, inbox}, signatures_, operands,
-               false);
+  fabric.enter(call, signature_, offsets, blob_);
+  run_.emplace(fabric, kernel_, kernels_, call, later(now_ns(), patience), std::move(pointers),
+               signatures_, operands, false);
   return go();
 }
 

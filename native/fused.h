@@ -24,6 +24,10 @@ class Bags {
   // Pools bags from `first` on into a target; columns count over all tables.
   void pool(const Kernels& kernels, uint64_t first, uint64_t bags, uint64_t column,
             uint64_t columns, char* target, uint64_t pitch, int threads) const;
+  // The gradient of a table, in its type, from the gradients of its bags: each row is the sum of its
+  // visits in their order, in float32. What `check` checks must hold.
+  void spread(const Kernels& kernels, size_t table, const char* bags, uint64_t pitch, char* target,
+              int threads) const;
 
  private:
   uint64_t bytes_of_bag() const;  // that are read, in the mean
@@ -115,12 +119,12 @@ class KernelRun {
   std::vector<std::pair<int64_t, int64_t>> spans_;
 };
 
-// A product that a rank has made before, all of it but its operands: what its header says, and what
+// A call that a rank has made before, all of it but its operands: what its header says, and what
 // those of its peers are expected to say. To make it once more takes one call from Python, for where
 // few rows are multiplied again and again, all that is between two products counts.
 class Repeat {
  public:
-  // The buffers of the kernel are x, w, y, partial and inbox; headers place inbox and y.
+  // partial: workspace of products, null if there is none.
   Repeat(std::shared_ptr<const Kernel> kernel, const Kernels& kernels, uint64_t signature,
          std::string blob, std::vector<uint64_t> signatures, char* partial)
       : kernel_(std::move(kernel)),
@@ -130,9 +134,16 @@ class Repeat {
         signatures_(std::move(signatures)),
         partial_(partial) {}
 
-  // Enters a call and carries it out, to its end unless the outcome is another than ok.
+  // Enters a call and carries it out, to its end unless the outcome is another than ok. pointers: the
+  // buffers of the kernel. offsets: those that the header places.
+  Outcome start(Fabric& fabric, uint64_t call, int64_t patience, const Operands& operands,
+                std::vector<char*> pointers, const std::vector<uint64_t>& offsets);
+  // The same for a product. The buffers are x, w, y, partial and inbox; headers place inbox and y.
   Outcome start(Fabric& fabric, uint64_t call, int64_t patience, const Operands& operands, char* y,
-                char* inbox, uint64_t inbox_offset, uint64_t y_offset);
+                char* inbox, uint64_t inbox_offset, uint64_t y_offset) {
+    return start(fabric, call, patience, operands, {nullptr, nullptr, y, partial_, inbox},
+                 {inbox_offset, y_offset});
+  }
   // Goes on where the outcome was `again` or `outside`.
   Outcome go();
 

@@ -43,6 +43,11 @@ struct Table {
   Type out;  // of the pooled rows
 };
 
+// One index of a table, by its number, and the bag that it is in.
+struct Visit {
+  uint64_t index, bag;
+};
+
 // Columns of a product that are made together, so that what several groups of rows read stays in the
 // cache. Products that are cut at multiples of it have the same bits as a whole one.
 constexpr size_t kColumnsTogether = 48;
@@ -55,6 +60,10 @@ struct Kernels {
   // Stores the pooled rows of bags from `first` on, columns from `column` on; `pitch` in bytes.
   void (*pool)(const Table& table, uint64_t first, uint64_t bags, uint64_t column,
                uint64_t columns, char* target, size_t pitch);
+  // Adds to each row that is visited the gradient of its bag (of type `table.out`), times its weight,
+  // in the order of visits. `sums` has the rows of the table from `first` on; `pitch` in bytes.
+  void (*spread)(const Table& table, const Visit* visits, uint64_t count, const char* bags,
+                 size_t pitch, uint64_t first, float* sums);
   // Whether all indices are from 0 to below a limit.
   bool (*in_range)(const void* indices, bool wide, uint64_t count, uint64_t limit);
   // The sum of vectors in their order, stored to every target in its type.

@@ -14,12 +14,12 @@ char* some_address(char* data) { return data ? data : reinterpret_cast<char*>(64
 // Whether the kernels for few rows make a product faster than torch. Weights with contiguous columns, as
 // `linear.weight.t()`, suit them best.
 bool suits_kernels(Dtype dtype, const Matrix& a, const Matrix& b, const Matrix& c) {
-  constexpr int64_t kMostRows = 8, kLeastRows = 4, kManyTerms = 256;
+  constexpr int64_t kMostRows = 8, kManyTerms = 256;
   static const bool vectors = std::strcmp(best_kernels().name, "portable") != 0;
   if (!vectors || dtype != Dtype::f32 || c.rows > kMostRows) return false;
   if (a.column_stride != 1 || c.column_stride != 1 || b.rows < 2) return false;
   if (b.row_stride == 1) return b.rows >= kManyTerms || c.rows <= 2;
-  return b.column_stride == 1 && c.rows >= kLeastRows;
+  return b.column_stride == 1;
 }
 
 }  // namespace

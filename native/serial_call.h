@@ -12,8 +12,8 @@
 namespace weft {
 
 // c = a @ b. Up to eight rows in float32 are made by the kernels for few rows, which read b only once and
-// take 0.3 to 0.9 times as long as torch's GEMM there; all others by torch. The sizes alone decide, so a
-// call has the same bits whenever it is made.
+// take 0.3 to 0.9 times as long as torch's GEMM there; all others by torch. The sizes and
+// layouts alone decide, so a call has the same bits whenever it is made.
 void serial_product(Dtype dtype, const Matrix& a, const Matrix& b, const Matrix& c);
 
 // The collective of a serial call, without its memory: made once, and carried out in every call.

@@ -76,7 +76,7 @@ bool is_negated(PyObject* object) {
 
 class Layouts {
  public:
-  explicit Layouts(bool graph) : graph_(graph) {}
+  Layouts(bool graph, std::string& made) : graph_(graph), made_(made) {}
 
   bool add(PyObject* object) {
     PyTypeObject* type = Py_TYPE(object);
@@ -107,7 +107,6 @@ class Layouts {
     }
     return false;
   }
-  const std::string& made() const { return made_; }
 
  private:
   bool add_tensor(PyObject* object) {
@@ -138,7 +137,7 @@ class Layouts {
   }
 
   bool graph_;
-  std::string made_;
+  std::string& made_;
 };
 
 }  // namespace
@@ -165,22 +164,25 @@ bool learn_tensors(nanobind::handle type, nanobind::handle parameter) {
   return true;
 }
 
-bool view(nanobind::handle object, TensorView& into) {
-  if (Py_TYPE(object.ptr()) != tensor_type) return false;
+bool view_any(nanobind::handle object, TensorView& into) {
+  PyTypeObject* const type = Py_TYPE(object.ptr());
+  if (from_object == nullptr || (type != tensor_type && type != parameter_type)) return false;
   DlTensor tensor;
   if (from_object(object.ptr(), &tensor) != 0) {
     PyErr_Clear();
     return false;
   }
-  if (tensor.device_type != kCpu || tensor.data == nullptr) return false;
+  if (tensor.device_type != kCpu) return false;
   into.dtype = dtype_of(tensor);
   if (into.dtype == Dtype::other) return false;
   int64_t count = 1;
+  bool dense = true;
   for (int d = tensor.dimensions - 1; d >= 0; --d) {
-    if (tensor.shape[d] != 1 && tensor.strides != nullptr && tensor.strides[d] != count) return false;
+    dense &= tensor.shape[d] == 1 || tensor.strides == nullptr || tensor.strides[d] == count;
     count *= tensor.shape[d];
   }
-  if (count == 0 || (count == 1 && is_negated(object.ptr()))) return false;
+  if (count && (!dense || tensor.data == nullptr)) return false;
+  if (count == 1 && is_negated(object.ptr())) return false;
   into.data = static_cast<char*>(tensor.data) + tensor.byte_offset;
   into.dimensions = tensor.dimensions;
   into.shape = tensor.shape;
@@ -189,16 +191,15 @@ bool view(nanobind::handle object, TensorView& into) {
   return true;
 }
 
-nanobind::object layouts_of(nanobind::handle arguments, bool graph) {
-  if (from_object != nullptr) {
-    Layouts layouts(graph);
-    if (layouts.add(arguments.ptr())) {
-      const std::string& made = layouts.made();
-      return nanobind::bytes(made.data(), made.size());
-    }
-    PyErr_Clear();
-  }
-  return nanobind::none();
+bool view(nanobind::handle object, TensorView& into) {
+  return Py_TYPE(object.ptr()) == tensor_type && view_any(object, into) && into.bytes != 0;
+}
+
+bool layouts_of(nanobind::handle arguments, bool graph, std::string& into) {
+  if (from_object == nullptr) return false;
+  if (Layouts(graph, into).add(arguments.ptr())) return true;
+  PyErr_Clear();
+  return false;
 }
 
 Matrix matrix_of(nanobind::handle tensor) {

@@ -6,6 +6,7 @@
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
+#include <string>
 
 #include "sums.h"
 #include "torch_product.h"
@@ -28,13 +29,16 @@ bool learn_tensors(nanobind::handle type, nanobind::handle parameter);
 // at least one element; false for any other object. The view ends when Python runs again.
 bool view(nanobind::handle object, TensorView& into);
 
+// The same for a parameter, too, and for a tensor without elements.
+bool view_any(nanobind::handle object, TensorView& into);
+
 // A dense tensor of two dimensions on the CPU, with any strides. Throws for any other object. The memory
 // is valid as long as the tensor.
 Matrix matrix_of(nanobind::handle tensor);
 
 // The values of arguments, and the layouts of the tensors among them (device, dtype, shape, strides), in
 // bytes: equal for calls that can be made alike. Tensors, numbers, texts, None, and lists of them.
-// graph: a tensor that requires a gradient is not among them. None for any other argument.
-nanobind::object layouts_of(nanobind::handle arguments, bool graph);
+// graph: a tensor that requires a gradient is not among them. False for any other argument.
+bool layouts_of(nanobind::handle arguments, bool graph, std::string& into);
 
 }  // namespace weft

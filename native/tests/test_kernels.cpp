@@ -126,6 +126,40 @@ TEST(lookups_into_tables) {
           }
 }
 
+TEST(gradients_of_tables) {
+  // Rows in several blocks (of 256 KiB), bags in several slabs, empty bags, rows that repeat.
+  constexpr uint64_t kRows = 3000, kBags = 400, kIndices = 1200;
+  std::vector<int64_t> indices(kIndices), offsets(kBags);
+  for (uint64_t i = 0; i < kIndices; ++i) indices[i] = int64_t(i * i * 7 % 31 * 96 + i % 3);
+  for (uint64_t bag = 0; bag < kBags; ++bag) offsets[bag] = int64_t(bag / 2 * 2 * 3);
+  for (const Kernels* kernels : all_kernels())
+    for (const Type type : kTypes)
+      for (const uint64_t dim : {1, 37, 96})
+        for (const bool weighted : {false, true}) {
+          const auto dy = numbers(type, kBags * dim, 0), weights = numbers(type, kIndices, 1);
+          std::vector<float> expected(kRows * dim), found(kRows * dim);
+          for (uint64_t bag = 0; bag < kBags; ++bag) {
+            const uint64_t end = bag + 1 < kBags ? uint64_t(offsets[bag + 1]) : kIndices;
+            for (uint64_t i = uint64_t(offsets[bag]); i < end; ++i)
+              for (uint64_t c = 0; c < dim; ++c)
+                expected[uint64_t(indices[i]) * dim + c] +=
+                    small(bag * dim + c) * (weighted ? small(i + 1) : 1);
+          }
+          Bags bags;
+          bags.add({nullptr, type, kRows, dim, 0, indices.data(), true, kIndices, offsets.data(),
+                    true, kBags, weighted ? weights.data() : nullptr, Pooling::sum, type});
+          for (const int threads : {1, 3}) {
+            std::vector<char> out(kRows * dim * size_of(type) + 1, 7);
+            bags.spread(*kernels, 0, dy.data(), dim * size_of(type), out.data(), threads);
+            kernels->widen(out.data(), type, kRows * dim, found.data());
+            for (uint64_t i = 0; i < kRows * dim; ++i)
+              CHECK(std::abs(found[i] - expected[i]) <=
+                    (type == Type::f32 ? 0 : 0.01f * std::abs(expected[i])));
+            CHECK_SAME(out.back(), char(7));
+          }
+        }
+}
+
 TEST(what_is_wrong_with_bags_is_found) {
   const auto table = numbers(Type::f32, 40, 0);
   const auto check = [&](std::vector<int64_t> indices, std::vector<int64_t> offsets) {

@@ -13,7 +13,7 @@ from ranks import integers
 import weft
 from weft import Mismatch, Unsupported
 from weft.fabric import _native
-from weft.fabric.host.bags import Bags
+from weft.fabric.host.bags import bags_of
 
 NAME = "embedding_all_to_all"
 
@@ -214,7 +214,7 @@ def test_kernels_of_all_processors_agree(dtype):
     for dim in (1, 7, 8, 33, 64, 129):
         table, index = torch.randn(50, dim).to(dtype), torch.randint(50, (70,))
         offset = torch.arange(0, 70, 7)
-        bags = Bags([table], [index], [offset], [None], ["sum"], dtype)
+        bags = bags_of([table], [index], [offset], None, ["sum"], dtype)
         want = torch.nn.functional.embedding_bag(index, table.double(), offset, mode="sum")
         for name in _native.kernel_names():
             got = torch.empty(10, dim, dtype=dtype)

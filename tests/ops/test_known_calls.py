@@ -14,8 +14,10 @@ from ranks import integers, product
 
 import weft
 from weft import Unsupported
-from weft.ops.known import Known, key_of
+from weft.ops import all_gather_matmul
+from weft.ops.known import Known, again, key_of
 from weft.run import session as sessions
+from weft.select.guard import MOST_CALLS
 
 
 def _session():
@@ -158,6 +160,85 @@ def test_choices_that_change(renewed_ranks):
     renewed_ranks(2).run(choices_that_change)
 
 
+def peers_that_settle():
+    """Rank 0 settles, and its header says another reason than before. The other ranks decide
+    nothing; native code must take the new plan of such a call, and not plan it in every call."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    x, w = integers((2, 6), torch.float32, 1), integers((6, 5), torch.float32, 2)
+    full = product(torch.cat([x] * world), w)
+    begun: list[str] = []
+
+    def see(frame, event, _):
+        if event == "call":
+            begun.append(frame.f_code.co_name)
+
+    for _ in range(MOST_CALLS + 5):
+        assert torch.equal(weft.all_gather_matmul(x, w), full)
+    begun.clear()
+    sys.setprofile(see)
+    for _ in range(3):
+        y = weft.all_gather_matmul(x, w)
+    sys.setprofile(None)
+    assert torch.equal(y, full)
+    assert "run" not in begun, (rank, begun)
+    assert "otherwise" not in begun, (rank, begun)
+
+
+def test_peers_that_settle(renewed_ranks):
+    renewed_ranks(2).run(peers_that_settle)
+
+
+def native_calls_leave_what_is_unusual_to_python():
+    """Native code makes a known call only where nothing but its arguments decides."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    x, w = integers((2, 6), torch.float32, 1), integers((6, 5), torch.float32, 2)
+    full = product(torch.cat([x] * world), w)
+    name = all_gather_matmul.OPERATOR.name
+
+    def native(x=x, w=w, schedule="serial"):
+        made = again(None, (name, schedule, x, [w], 0, False, None, None))
+        assert made is None or torch.equal(made, full)
+        return made is not None
+
+    for _ in range(3):
+        weft.all_gather_matmul(x, w, schedule="serial")
+    assert native()
+    assert native(x.clone(), torch.nn.Parameter(w, requires_grad=False))
+    with torch.inference_mode():
+        assert native()
+    assert native()
+    weight = w.clone().requires_grad_()
+    assert not native(w=weight)
+    with torch.no_grad():
+        assert native(w=weight)
+    with torch.autocast("cpu"):
+        assert not native()
+    with torch.profiler.profile():
+        assert not native()
+    with weft.record():
+        assert not native()
+    with torch.autograd.forward_ad.dual_level():
+        assert not native()
+    assert not native(x=x.double(), w=w.double())
+    assert not native(x=torch.cat([x, x])[::2])
+    assert not native(schedule="serial@cores")
+    os.environ["WEFT_SCHEDULE"] = "serial"
+    try:
+        assert not native()
+    finally:
+        del os.environ["WEFT_SCHEDULE"]
+    # One rank has other rows: the others have entered a call that must be planned again.
+    more = torch.cat([x, x[:1]]) if rank == 0 else x
+    y = weft.all_gather_matmul(more, w, schedule="serial")
+    assert torch.equal(y, product(torch.cat([torch.cat([x, x[:1]])] + [x] * (world - 1)), w))
+    y = weft.all_gather_matmul(x, w, schedule="serial")
+    assert torch.equal(y, full)
+
+
+def test_native_calls_leave_what_is_unusual_to_python(renewed_ranks):
+    renewed_ranks(2).run(native_calls_leave_what_is_unusual_to_python)
+
+
 def what_a_known_call_must_refuse():
     """What the key does not show, or shows as another call, is checked as before."""
     rank, world = dist.get_rank(), dist.get_world_size()
@@ -234,3 +315,67 @@ def test_what_has_no_key() -> None:
     for other in (1.0, object(), x.to_sparse(), x.clone().requires_grad_(), [x, 2.0]):
         assert key_of("name", "serial", (other,)) is None
     assert key_of("name", None, (x,)) is None
+
+
+def lookups_of_other_lengths():
+    """How many indices a call has, and of what kind they are, does not make it another call."""
+    rank, session = dist.get_rank(), _session()
+    make = torch.Generator().manual_seed(rank)
+    table = integers((50, 8), torch.float32, rank)
+    plain = torch.nn.functional.embedding_bag
+
+    def check(index, offset, weight=None):
+        y = weft.embedding_all_to_all(
+            [table], [index], [offset], per_sample_weights=None if weight is None else [weight]
+        )
+        given = weight if weight is None else weight.contiguous()
+        want = plain(index.long(), table, offset, mode="sum", per_sample_weights=given)
+        parts = [torch.empty_like(want) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, want)
+        rows = [part.tensor_split(len(parts))[rank] for part in parts]
+        assert torch.equal(y, torch.cat(rows, 1))
+
+    offset = torch.arange(12)
+    for _ in range(3):
+        check(torch.randint(50, (12,), generator=make), offset)
+    known = len(session.known)
+    for count in (13, 40, 12, 25):
+        check(torch.randint(50, (count,), generator=make), offset)
+    check(torch.randint(50, (30,), generator=make).int(), offset)
+    check(torch.randint(50, (60,), generator=make)[::2], offset)
+    assert len(session.known) == known
+    for count in (20, 31):
+        check(
+            torch.randint(50, (count,), generator=make),
+            offset,
+            integers((2 * count,), torch.float32, rank)[::2],
+        )
+    assert len(session.known) == known + 1
+    for bad, why in ((torch.full((12,), 50), "has 50 rows"), (torch.zeros(12), "int32 or int64")):
+        with pytest.raises(weft.Error, match=why):
+            weft.embedding_all_to_all([table], [bad if rank == 0 else offset], [offset])
+    check(torch.randint(50, (19,), generator=make), offset)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_lookups_of_other_lengths_are_known(ranks, world):
+    ranks(world).run(lookups_of_other_lengths)
+
+
+def tables_of_a_peer_change():
+    """A known call of a rank whose peer has other tables now learns the new size."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    index, offset = torch.arange(12), torch.arange(12)
+    own = integers((20, 4), torch.float32, rank)
+    for columns in (4, 4, 4, 9, 9, 4, 9):
+        table = integers((20, columns), torch.float32, columns) if rank == 1 else own
+        y = weft.embedding_all_to_all([table], [index], [offset])
+        assert y.shape == (12 // world, 4 * (world - 1) + columns)
+        first = 4 * rank + (columns - 4 if rank > 1 else 0)
+        mine = table[:12].tensor_split(world)[rank]
+        assert torch.equal(y[:, first : first + table.shape[1]], mine)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_tables_of_a_peer_change(ranks, world):
+    ranks(world).run(tables_of_a_peer_change)

@@ -58,6 +58,23 @@ def same_bits() -> list[str]:
                 [table], [index], [offset[: bags // world * world]], schedule=schedule
             ),
         )
+    weight = torch.randn(len(index), generator=make)
+    for dtype, mode in ((torch.float32, "sum"), (torch.bfloat16, "sum"), (torch.float32, "mean")):
+        wanted = table.to(dtype).requires_grad_()
+        y = weft.embedding_all_to_all(
+            [wanted],
+            [index],
+            [offset[: bags // world * world]],
+            mode=mode,
+            per_sample_weights=[weight.to(dtype)] if mode == "sum" else None,
+        )
+        dy = torch.randn(y.shape, generator=make).to(dtype)
+        compare(
+            f"gradient {dtype} {mode}",
+            lambda y=y, wanted=wanted, dy=dy: torch.autograd.grad(y, wanted, dy, retain_graph=True)[
+                0
+            ],
+        )
     return differs
 
 

@@ -9,6 +9,7 @@ import atexit
 import os
 import threading
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 from weakref import WeakKeyDictionary
 
 import torch
@@ -36,6 +37,9 @@ _native.learn_tensors(torch.Tensor, torch.nn.Parameter)
 layouts_of: Callable[[Sequence[object], bool], bytes | None] = _native.layouts_of
 """The values of arguments and the layouts of their tensors, for lookups at every call; None if it
 cannot tell. The flag: not for tensors that require a gradient."""
+watch, again = _native.watch, _native.again
+KnownCalls: TypeAlias = _native.KnownCalls
+"""Known calls that native code makes from their arguments on (`weft.ops.known`)."""
 
 _world = dist.distributed_c10d._world
 _CPU = "cpu"

@@ -1,7 +1,7 @@
 """Types of the native module; see native/bindings.cpp. One long file, because a module has one
 stub."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -179,6 +179,30 @@ STREAM_BYTES: int
 
 def learn_tensors(type: type, parameter: type) -> bool: ...
 def layouts_of(arguments: Sequence[object], graph: bool) -> bytes | None: ...
+def watch(
+    records: Callable[[], bool],
+    modes: Sequence[Callable[[], bool]],
+    states: Sequence[tuple[dict[str, object], str, object]],
+    groups: object,
+) -> None: ...
+def again(group: object, arguments: tuple[object, ...]) -> torch.Tensor | None: ...
+
+class KnownCalls:
+    def __init__(self, fabric: object, group: object) -> None: ...
+    def remember(
+        self,
+        arguments: tuple[object, ...],
+        graph: bool,
+        call: SerialCall,
+        block: object,
+        between: torch.Tensor,
+        make: Callable[[], torch.Tensor],
+        holds: Callable[[], bool] | None,
+        ended: Callable[[float], None],
+        otherwise: Callable[..., torch.Tensor],
+    ) -> None: ...
+    def forget(self) -> None: ...
+
 def can_reduce(dtype: int, reduction: int) -> bool: ...
 
 class Exchange:
@@ -362,6 +386,16 @@ class Bags:
         threads: int = 1,
         kernels: str = "",
     ) -> None: ...
+    def spread(self, table: int, bags: int, pitch: int, target: int, threads: int = 1) -> None: ...
+
+def bags_of(
+    tables: list[torch.Tensor],
+    indices: list[torch.Tensor],
+    offsets: list[torch.Tensor],
+    weights: list[torch.Tensor] | None,
+    poolings: Sequence[int],
+    out: int,
+) -> Bags | None: ...
 
 class Kernel:
     def __init__(self, type: int) -> None: ...
@@ -440,6 +474,17 @@ class Repeat:
         inbox: int,
         inbox_offset: int,
         y_offset: int,
+        threads: int,
+        /,
+    ) -> Outcome: ...
+    def pool(
+        self,
+        fabric: Fabric,
+        call: int,
+        patience: int,
+        bags: Bags,
+        pointers: Sequence[int],
+        offsets: Sequence[int],
         threads: int,
         /,
     ) -> Outcome: ...

@@ -24,7 +24,9 @@ import torch
 import torch.distributed as dist
 
 from weft.errors import Error
+from weft.fabric import _native
 from weft.fabric.link import Link
+from weft.fabric.outcomes import Outcome
 from weft.fabric.proposal import Proposal
 from weft.plan.tasks import AnyTask, Plan, Plannable, Region
 from weft.schedule import Schedule
@@ -196,6 +198,20 @@ class Program(Protocol):
         """A way to run the same call again in one native step; None if there is none."""
 
 
+class Alone(NamedTuple):
+    """A known call that native code makes from its arguments on. call: without its operands.
+    block, between: the memory between the product and the collective. w, y: the names of its one
+    weight and its one result. go_on: goes on with a call that has not ended yet, from its number
+    and its outcome so far (or the words of an error); returns as `QuickProgram.once` does."""
+
+    call: _native.SerialCall
+    block: object
+    between: torch.Tensor
+    w: str
+    y: str
+    go_on: Callable[[int, Outcome | str], bool]
+
+
 class QuickProgram(Program, Protocol):
     """A program that makes a known call in one step, without a call object and a flight."""
 
@@ -203,6 +219,9 @@ class QuickProgram(Program, Protocol):
         """Enters a call, runs it and ends it. tensors: this rank's inputs and outputs by buffer
         name. Returns False if the headers of the ranks differ from those that the program was
         prepared for. This rank has then entered the call, and nothing has moved."""
+
+    def alone(self, proposal: Proposal, tensors: dict[str, torch.Tensor]) -> Alone | None:
+        """The call with these tensors as native code repeats it; None if it cannot."""
 
 
 class Call(Protocol):

@@ -12,7 +12,7 @@ from weft.errors import Mismatch, Unsupported
 from weft.fabric.proposal import PEERS_DECIDE, Proposal
 from weft.operation import is_split
 from weft.ops import gather_contract as _gather_contract  # noqa: F401 - its operator is used
-from weft.ops.known import Operands
+from weft.ops.known import Operands, again
 from weft.ops.operands import (
     as_rows,
     as_shaped,
@@ -132,6 +132,12 @@ def all_gather_matmul(
     """
     several = isinstance(w, (list, tuple))
     weights = list(w) if several else [w]
+    outs = None if out is None else list(out) if several else [out]
+    arguments = (x_shard, weights, gather_dim, return_gathered, shard_rows, outs)
+    if not several and not torch.compiler.is_compiling():
+        made = again(group, (OPERATOR.name, schedule, *arguments))
+        if made is not None:
+            return made
     if dispatched([x_shard, *weights], out):
         gathered, ys = through_torch(
             OPERATOR,
@@ -144,18 +150,7 @@ def all_gather_matmul(
             shard_rows=shard_rows,
         )
     else:
-        outs = None if out is None else list(out) if several else [out]
-        gathered, ys = run(
-            OPERATOR,
-            session_for(group, x_shard),
-            schedule,
-            x_shard,
-            weights,
-            gather_dim,
-            return_gathered,
-            shard_rows,
-            outs,
-        )
+        gathered, ys = run(OPERATOR, session_for(group, x_shard), schedule, *arguments)
     y = ys if several else ys[0]
     return (y, gathered) if return_gathered else y
 

@@ -12,7 +12,7 @@ from weft.fabric.proposal import Proposal
 from weft.ops import all_to_all_grouped_matmul as grouped
 from weft.ops import gather_contract as _gather_contract  # noqa: F401 - its operator is used
 from weft.ops.expert_operands import Splits, as_experts, as_sizes, has_experts
-from weft.ops.known import Operands
+from weft.ops.known import Operands, again
 from weft.ops.operands import (
     as_rows,
     as_shaped,
@@ -141,6 +141,11 @@ def all_to_all_matmul(
     instead. A bias is added afterwards: `y + bias`.
     """
     in_splits, out_splits = as_sizes(in_splits), as_sizes(out_splits)
+    arguments = (x, w, in_splits, out_splits, return_gathered, out)
+    if not torch.compiler.is_compiling():
+        known = again(group, (OPERATOR.name, schedule, *arguments))
+        if known is not None:
+            return known
     if has_experts(w):
         made = _grouped(x, w, in_splits, out_splits, group, schedule, out, return_gathered)
         received: Any = made[0]
@@ -159,10 +164,7 @@ def all_to_all_matmul(
             schedule=str(schedule),
         )
     else:
-        session = session_for(group, x)
-        received, y = run(
-            OPERATOR, session, schedule, x, w, in_splits, out_splits, return_gathered, out
-        )
+        received, y = run(OPERATOR, session_for(group, x), schedule, *arguments)
     return (y, received) if return_gathered else y
 
 

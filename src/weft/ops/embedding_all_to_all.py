@@ -11,13 +11,13 @@ import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
 from weft.errors import Unsupported
-from weft.ops.embedding_call import OPERATOR
+from weft.ops.embedding_call import OPERATOR, call
 from weft.ops.embedding_checks import Tables
 from weft.ops.embedding_gradient import update
 from weft.ops.embedding_inputs import Bagged, Shards, bagged, mode_text, modes_of
 from weft.ops.embedding_optimizer import TableOptimizer
 from weft.ops.operands import dispatched, group_name
-from weft.ops.operator import run, session_for
+from weft.ops.operator import session_for
 from weft.schedule import Schedule
 
 
@@ -131,9 +131,8 @@ def _called(
         tables, indices, offsets = anchored
         mode = "sum," if mode.endswith(",") or not mode else mode
     listed = [*_listed(tables), *_listed(indices), *_listed(offsets), *(weights or [])]
-    y: torch.Tensor
     if dispatched(listed, out) and listed:
-        y = torch.ops.weft.embedding_all_to_all(
+        y: torch.Tensor = torch.ops.weft.embedding_all_to_all(
             list(tables),
             list(indices),
             list(offsets),
@@ -145,8 +144,7 @@ def _called(
         )
         return y
     session = session_for(group, tables[0] if anchored is None and tables else None)
-    y = run(OPERATOR, session, schedule, tables, indices, offsets, mode, weights, out)
-    return y
+    return call(session, schedule, tables, indices, offsets, mode, weights, out)
 
 
 class _Updated(torch.autograd.Function):
@@ -166,8 +164,7 @@ class _Updated(torch.autograd.Function):
     ) -> torch.Tensor:
         session = session_for(group, tables[0] if tables else None)
         ctx.call = tables, given, mode, optimizer, group_name(group)
-        y: torch.Tensor = run(OPERATOR, session, schedule, tables, *given[:2], mode, given[2], None)
-        return y
+        return call(session, schedule, tables, *given[:2], mode, given[2], None)
 
     @staticmethod
     @once_differentiable

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from weft.errors import Mismatch
 from weft.fabric.device.device_bags import DeviceBags
-from weft.fabric.host.bags import Bags
+from weft.fabric.host.bags import Bags, bags_of, viewed
 from weft.fabric.proposal import Proposal
 from weft.operation import split
 from weft.ops.embedding_checks import (
@@ -25,6 +25,7 @@ from weft.ops.embedding_checks import (
     runs_of,
 )
 from weft.ops.embedding_gradient import gradients
+from weft.ops.known import Operands, key_of
 from weft.ops.operands import resolve_group
 from weft.ops.operator import (
     Bound,
@@ -39,6 +40,7 @@ from weft.ops.operator import (
 )
 from weft.plan.embedding_all_to_all import EmbeddingAllToAll
 from weft.run.session import Session
+from weft.schedule import Schedule
 from weft.select.decide import AnySchedule
 
 
@@ -80,16 +82,32 @@ def _bind(
         sure, size, shape = False, (0, 0, dtype or "float32"), (0, 0)
         result = NAMES[size[2]]
     check_result(out, shape if sure else None, size[2], [*tables, *(weights or [])])
-    make = Bags if all(table.is_cpu for table in tables) else DeviceBags
-    bags = make(
-        tables,
-        [i.contiguous() for i in indices],
-        [o.contiguous() for o in offsets],
-        [None] * len(tables) if weights is None else [w.contiguous() for w in weights],
-        modes,
-        result,
-    )
-    bags.check()
+
+    def again(
+        tables: Tables,
+        indices: Tables,
+        offsets: Tables,
+        mode: str,
+        weights: Tables | None,
+        out: torch.Tensor | None,
+    ) -> Operands:
+        bags: Bags | DeviceBags | None = None
+        if fabric.device.type == "cpu" and (out is None or weights is None):
+            bags = viewed(tables, indices, offsets, weights, modes, result)
+        if (
+            bags is None
+        ):  # a known call is checked, too, if its indices are not just as they must be
+            checked_modes(tables, indices, offsets, mode, weights)
+            check_result(out, shape if sure else None, size[2], [*tables, *(weights or [])])
+            bags = _bags_of(tables, indices, offsets, weights, modes, result)
+        bags.check()
+
+        def finish(results: Mapping[str, torch.Tensor]) -> torch.Tensor:
+            known[local] = size
+            return into(out, results["y"])
+
+        inputs = {"bags": cast(torch.Tensor, bags)}  # only lookups read it
+        return Operands(inputs, finish, None, Output(shape, result, out if sure else None))
 
     def workspaces(schedule: AnySchedule | None) -> Mapping[str, int]:
         if in_kernel(fabric, schedule):
@@ -103,21 +121,30 @@ def _bind(
             known[local], known.learned = renewed.size, True
             raise
 
-    def finish(results: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        known[local] = size
-        return into(out, results["y"])
-
     return Bound(
         (("mode", "one for each table" if mode.endswith(",") else mode),),
         (*local, ("known", size)),
         (),
         lambda: EmbeddingAllToAll(split(count, world), (sum(own),) * world),
-        {"bags": cast(torch.Tensor, bags)},  # only lookups read it
-        finish,
-        stored=Output(shape, result, out if sure else None),
         workspaces=workspaces,
         combine=combine,
+        again=again,
     )
+
+
+def _bags_of(
+    tables: Tables,
+    indices: Tables,
+    offsets: Tables,
+    weights: Tables | None,
+    modes: Sequence[str],
+    out: torch.dtype,
+) -> Bags | DeviceBags:
+    if all(table.is_cpu for table in tables):
+        return bags_of(tables, indices, offsets, weights, modes, out)
+    given = [None] * len(tables) if weights is None else [w.contiguous() for w in weights]
+    indices, offsets = [i.contiguous() for i in indices], [o.contiguous() for o in offsets]
+    return DeviceBags(tables, indices, offsets, given, modes, out)
 
 
 def _combine(proposals: Sequence[Proposal]) -> EmbeddingAllToAll:
@@ -152,7 +179,26 @@ def _kernel(
     schedule: str = "auto",
 ) -> torch.Tensor:
     session, given = session_for(resolve_group(group), tables[0]), weights or None
-    y: torch.Tensor = run(OPERATOR, session, schedule, tables, indices, offsets, mode, given, None)
+    return call(session, schedule, tables, indices, offsets, mode, given, None)
+
+
+def call(
+    session: Session,
+    schedule: str | Schedule,
+    tables: Tables,
+    indices: Tables,
+    offsets: Tables,
+    mode: str,
+    weights: Tables | None,
+    out: torch.Tensor | None,
+) -> torch.Tensor:
+    """One call of the operator. How it is made does not depend on the number of indices, which
+    nearly every call has another of."""
+    name = OPERATOR.name
+    key = key_of(name, schedule, (tables, offsets, mode, weights is None, out))
+    y: torch.Tensor = run(
+        OPERATOR, session, schedule, tables, indices, offsets, mode, weights, out, key=key
+    )
     return y
 
 

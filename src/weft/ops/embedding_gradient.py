@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from weft.errors import Unsupported
+from weft.fabric.host.bags import bags_of
 from weft.fabric.proposal import Proposal
 from weft.ops.embedding_inputs import Bagged, modes_of
 from weft.ops.embedding_optimizer import TableOptimizer, apply
@@ -16,12 +18,36 @@ from weft.ops.operands import dtype_name, resolve_group
 from weft.ops.operator import Bound, Operator, register, run, session_for
 from weft.plan.embedding_gradient import EmbeddingGradient
 from weft.run.call import Tensors, check_tensor
+from weft.run.results import empty_as
 from weft.run.session import Session
 from weft.schedule import Schedule
 from weft.select.decide import Decision
 
 Tensorlist = Sequence[torch.Tensor]
 Gradients = list[torch.Tensor | None]
+
+
+@dataclass(frozen=True)
+class _Lookups:
+    """The lookups in one table. bags: the gradient of its pooled rows."""
+
+    table: torch.Tensor
+    index: torch.Tensor
+    offset: torch.Tensor
+    weight: torch.Tensor | None
+    mode: str
+    bags: torch.Tensor
+
+    def lengths(self) -> torch.Tensor:
+        """The number of rows of every bag."""
+        end = self.offset.new_tensor([self.index.shape[0]]).long()
+        return torch.diff(self.offset.long(), append=end)
+
+    def looked_up(self) -> torch.Tensor:
+        """The gradient of what a bag adds up: rows, or shares of a mean."""
+        if self.mode != "mean":
+            return self.bags
+        return self.bags / self.lengths().clamp(min=1)[:, None].to(self.bags.dtype)
 
 
 def gradients(
@@ -39,10 +65,20 @@ def gradients(
     """The gradients of tables and of per-sample weights that are wanted."""
     for_tables: Gradients = []
     for_weights: Gradients = []
-    found = _rows(dy, tables, indices, offsets, weights, mode, group, wants_weights)
-    for wanted, (table, index, rows, for_weight) in zip(wants_tables, found, strict=True):
-        for_tables.append(_table(table, index, rows, sparse) if wanted else None)
-        for_weights.append(for_weight)
+    found = _exchanged(dy, tables, indices, offsets, weights, mode, group)
+    for number, (wanted, one) in enumerate(zip(wants_tables, found, strict=True)):
+        # Where a graph of the gradient is recorded, torch must see what it is made from.
+        seen = sparse or one.mode == "max" or torch.is_grad_enabled()
+        native = not seen and one.table.is_cpu
+        wants_weight = bool(weights) and wants_weights[number]
+        rows = _rows(one) if wants_weight or (wanted and not native) else None
+        for_weights.append(_weight(one, rows) if rows is not None and wants_weight else None)
+        if not wanted:
+            for_tables.append(None)
+        elif native or rows is None:
+            for_tables.append(_dense(one))
+        else:
+            for_tables.append(_table(one.table, one.index.long(), _weighted(one, rows), sparse))
     return for_tables, for_weights if weights else []
 
 
@@ -58,14 +94,15 @@ def update(
     """Updates the tables; returns the gradients of per-sample weights that are wanted."""
     made: Gradients = []
     weights = given.weights
-    found = _rows(dy, tables, given.indices, given.offsets, weights, mode, group, wants_weights)
-    for table, index, rows, for_weight in found:
-        apply(optimizer, table, index, rows)
-        made.append(for_weight)
+    found = _exchanged(dy, tables, given.indices, given.offsets, weights, mode, group)
+    for number, one in enumerate(found):
+        rows = _rows(one)
+        made.append(_weight(one, rows) if weights and wants_weights[number] else None)
+        apply(optimizer, one.table, one.index.long(), _weighted(one, rows))
     return made if weights else []
 
 
-def _rows(
+def _exchanged(
     dy: torch.Tensor,
     tables: Tensorlist,
     indices: Tensorlist,
@@ -73,30 +110,37 @@ def _rows(
     weights: Tensorlist | None,
     mode: str,
     group: str,
-    wants_weights: Sequence[bool],
-) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]]:
-    """For every table: the table, the row numbers of its bags, the gradient of each of these rows,
-    and the gradient of their weights, if it is wanted."""
+) -> Iterator[_Lookups]:
+    """The lookups in every table, with the gradient that the ranks have exchanged."""
     dp = torch.ops.weft.embedding_gradient(dy, sum(table.shape[1] for table in tables), group)
     column, modes = 0, modes_of(mode, len(tables))
     for number, (table, index, offset) in enumerate(zip(tables, indices, offsets, strict=True)):
         dim = table.shape[1]
         bags = dp[: offset.shape[0], column : column + dim]
         column += dim
-        length = torch.diff(offset.long(), append=offset.new_tensor([index.shape[0]]).long())
-        bag = torch.repeat_interleave(torch.arange(offset.shape[0], device=offset.device), length)
-        if modes[number] == "mean":
-            bags = bags / length.clamp(min=1)[:, None].to(bags.dtype)
-        rows = bags[bag]
-        if modes[number] == "max":
-            rows = rows * _first_largest(table[index.long()], bag, offset.shape[0])
-        index, for_weight = index.long(), None
-        if weights:
-            weight = weights[number]
-            if wants_weights[number]:
-                for_weight = (rows * table[index]).sum(1).to(weight.dtype)
-            rows = rows * weight[:, None]
-        yield table, index, rows, for_weight
+        yield _Lookups(
+            table, index, offset, weights[number] if weights else None, modes[number], bags
+        )
+
+
+def _rows(one: _Lookups) -> torch.Tensor:
+    """The gradient of each row that was looked up, without its weight."""
+    count = one.offset.shape[0]
+    bag = torch.repeat_interleave(torch.arange(count, device=one.offset.device), one.lengths())
+    rows = one.looked_up()[bag]
+    if one.mode == "max":
+        rows = rows * _first_largest(one.table[one.index.long()], bag, count)
+    return rows
+
+
+def _weighted(one: _Lookups, rows: torch.Tensor) -> torch.Tensor:
+    return rows if one.weight is None else rows * one.weight[:, None]
+
+
+def _weight(one: _Lookups, rows: torch.Tensor) -> torch.Tensor:
+    """The gradient of the weights."""
+    assert one.weight is not None
+    return (rows * one.table[one.index.long()]).sum(1).to(one.weight.dtype)
 
 
 def _first_largest(values: torch.Tensor, bag: torch.Tensor, count: int) -> torch.Tensor:
@@ -112,6 +156,17 @@ def _first_largest(values: torch.Tensor, bag: torch.Tensor, count: int) -> torch
     first = spread.new_full((count, values.shape[1]), never)
     first = first.scatter_reduce(0, spread, found, "amin")
     return first[bag] == place
+
+
+def _dense(one: _Lookups) -> torch.Tensor:
+    """The gradient of a table on the CPU, on all threads."""
+    table, bags = one.table, one.looked_up()
+    weights = None if one.weight is None else [one.weight]
+    lookups = bags_of([table], [one.index], [one.offset], weights, ["sum"], bags.dtype)
+    lookups.check()
+    target = empty_as(table, table.shape)
+    lookups.spread(0, bags, target)
+    return target
 
 
 def _table(

@@ -12,16 +12,30 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch.autograd import forward_ad
 
+from weft import fabric
 from weft.fabric import is_set, layouts_of
 from weft.fabric.interface import Exposed, PeerOutput
 from weft.fabric.proposal import Proposal
 from weft.ops.modes import PLAIN
 from weft.plan.tasks import Plannable
+from weft.run import record
 from weft.run.call import Combine, Tensors
+from weft.run.ranges import profiled
 from weft.schedule import Schedule
 from weft.select.decide import AUTO, AnySchedule, Decision
+
+fabric.watch(
+    torch.is_grad_enabled,
+    [torch._C._is_any_autocast_enabled, torch._C._are_functorch_transforms_active, profiled],
+    [(vars(record), "active", None), (vars(forward_ad), "_current_level", -1)],
+    dist.distributed_c10d._world,
+)
+again: Callable[[dist.ProcessGroup | None, tuple[Any, ...]], torch.Tensor | None] = fabric.again
+"""The result of a call that is one native call (see `operator_call`), from its group and from the
+operator's name, the schedule and the arguments; None if it is not. Not for compiled graphs."""
 
 _STRIDED = torch.strided
 _VALUES = frozenset({int, bool, str, type(None)})
@@ -55,7 +69,8 @@ class Known(NamedTuple):
     """A call without its operands. Nothing in it refers to a tensor.
 
     again: makes the operands from the arguments. still: returns the decision of the next call with
-    these `sizes`, if it was chosen; None if the caller named the schedule.
+    these `sizes`, if it was chosen; None if the caller named the schedule. as_made: whether the
+    caller gets the result as the program makes it.
     """
 
     proposal: Proposal
@@ -67,6 +82,7 @@ class Known(NamedTuple):
     again: Again | None
     still: Callable[[Hashable], Decision | None] | None = None
     sizes: Hashable = None
+    as_made: bool = True
 
     def holds(self) -> bool:
         """Whether its decision is also that of the next call."""

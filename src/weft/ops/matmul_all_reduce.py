@@ -8,8 +8,9 @@ import torch
 import torch.distributed as dist
 
 from weft.ops import modes
-from weft.ops.few_rows import again, check_weight, prepared, remember, widened
-from weft.ops.known import Operands, key_of
+from weft.ops.few_rows import again as again_in_kernel
+from weft.ops.few_rows import check_weight, prepared, remember, widened
+from weft.ops.known import Operands, again, key_of
 from weft.ops.matmul_sum import bind_sum, combine_sum
 from weft.ops.operands import (
     DTYPES,
@@ -73,8 +74,12 @@ def matmul_all_reduce(
     If every rank has a loss of its own, sum dy over the ranks first. A bias is added afterwards,
     once: `y + bias`.
     """
-    graph = torch.compiler.is_compiling() or torch.is_grad_enabled()
-    if (graph or modes.active()) and dispatched([x, w], out):
+    graph = torch.compiler.is_compiling()
+    if not graph:
+        made = again(group, (OPERATOR.name, schedule, x, w, reduce_op, scale, out))
+        if made is not None:
+            return made
+    if (graph or torch.is_grad_enabled() or modes.active()) and dispatched([x, w], out):
         name = group_name(group)
         y: torch.Tensor = through_torch(
             OPERATOR, x, w, reduce_op, name, scale, schedule=str(schedule)
@@ -95,7 +100,7 @@ def _run(
     with session.fabric.lock:
         arguments = (x, w, reduce_op, scale, out)
         key = key_of(OPERATOR.name, schedule, arguments)
-        made = again(session, key, x, w, out, scale)
+        made = again_in_kernel(session, key, x, w, out, scale)
         if isinstance(made, torch.Tensor):
             return made.div_(session.fabric.world) if reduce_op == "avg" else made
         y: torch.Tensor = run(OPERATOR, session, schedule, *arguments, output=made, key=key)

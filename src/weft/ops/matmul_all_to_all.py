@@ -11,7 +11,7 @@ import torch.distributed as dist
 from weft.fabric.proposal import Proposal
 from weft.ops import grouped_matmul_all_to_all as grouped
 from weft.ops.expert_operands import Splits, as_sizes, has_experts
-from weft.ops.known import Operands, Output
+from weft.ops.known import Operands, Output, again
 from weft.ops.operands import (
     as_rows,
     as_shaped,
@@ -87,6 +87,10 @@ def matmul_all_to_all(
     """
     y: torch.Tensor
     in_splits, out_splits = as_sizes(in_splits), as_sizes(out_splits)
+    if not torch.compiler.is_compiling():
+        made = again(group, (OPERATOR.name, schedule, x, w, in_splits, out_splits, out))
+        if made is not None:
+            return made
     asked = grouped.OPERATOR if has_experts(w) else OPERATOR
     if dispatched([x, w], out, [in_splits, out_splits]):
         name = group_name(group)

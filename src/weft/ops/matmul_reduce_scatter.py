@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from weft.operation import split
+from weft.ops.known import again
 from weft.ops.matmul_sum import bind_sum, combine_sum
 from weft.ops.operands import as_rows, dispatched, group_name, resized, resolve_group
 from weft.ops.operator import Bound, Operator, register, run, session_for, through_torch
@@ -56,6 +57,11 @@ def matmul_reduce_scatter(
     gives that of w. A bias is added afterwards, once: `y + bias`.
     """
     y: torch.Tensor
+    arguments = (x, w, reduce_op, scatter_dim, own_rows, out)
+    if not torch.compiler.is_compiling():
+        made = again(group, (OPERATOR.name, schedule, *arguments))
+        if made is not None:
+            return made
     if dispatched([x, w], out):
         y = through_torch(
             OPERATOR,
@@ -68,7 +74,7 @@ def matmul_reduce_scatter(
             own_rows=own_rows,
         )
         return y
-    y = run(OPERATOR, session_for(group, x), schedule, x, w, reduce_op, scatter_dim, own_rows, out)
+    y = run(OPERATOR, session_for(group, x), schedule, *arguments)
     return y
 
 

@@ -106,6 +106,7 @@ def bind_sum(
         workspaces=workspaces,
         adapt=_contiguous_rows,
         again=operands,
+        as_made=reduce_op == "sum",
     )
 
 

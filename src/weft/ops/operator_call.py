@@ -15,8 +15,8 @@ import torch.distributed as dist
 
 from weft import fabric as fabrics
 from weft.errors import Error
-from weft.fabric import Fabric
-from weft.fabric.interface import NOTHING_EXPOSED, PeerOutput
+from weft.fabric import Fabric, KnownCalls
+from weft.fabric.interface import NOTHING_EXPOSED, PeerOutput, QuickProgram
 from weft.fabric.proposal import Items, proposal_of
 from weft.ops import modes
 from weft.ops.first_use import check_first_use
@@ -24,10 +24,10 @@ from weft.ops.known import Adapt, Again, Known, Operands, Output, key_of
 from weft.plan.tasks import Plannable
 from weft.run import record as recording
 from weft.run import session as sessions
-from weft.run.call import CHOSEN, Combine, Request, Tensors, carry_out, repeat
+from weft.run.call import CHOSEN, NO_SPANS, Combine, Request, Tensors, carry_out, repeat
 from weft.run.ranges import profiled, range_of
-from weft.run.results import empty
-from weft.run.session import Session
+from weft.run.results import empty, maker
+from weft.run.session import Runner, Session
 from weft.schedule import Schedule
 from weft.select import auto
 from weft.select.decide import AnySchedule, Decision, decide
@@ -55,7 +55,8 @@ class Bound(NamedTuple):
     outputs and stored: see `Operands`. work: see `select.decide`. workspaces: bytes by name that
     peers may touch, for a schedule or, for None, for any that rank 0 may have chosen. adapt:
     converts the inputs for a schedule. after: called with the key (see `known.py`) when the call
-    has ended. combine: replaces the operator's, to keep something for the next call.
+    has ended. combine: replaces the operator's, to keep something for the next call. as_made: see
+    `Known`.
 
     again: makes the operands from the arguments, in this call and in later ones whose arguments
     have the same layouts. No other function may then keep a tensor (except `after`).
@@ -76,6 +77,7 @@ class Bound(NamedTuple):
     after: Callable[[Hashable | None, Request], None] | None = None
     combine: Combine | None = None
     again: Again | None = None
+    as_made: bool = True
 
 
 def session_for(group: dist.ProcessGroup | None, tensor: object) -> Session:
@@ -104,26 +106,26 @@ def run(
 ) -> Any:
     """One call of an operator. output: the memory with which this rank has already entered the
     call, if it has. key: see `known.key_of`, if the caller has it already."""
-    if operator.repeats:
-        key = key or key_of(operator.name, schedule, arguments)
-        known = session.known.get(key)
-        if type(known) is Known and output is None and known.holds():
-            if profiled():
-                with range_of(operator.name):
-                    return _run_known(session, known, arguments)
-            return _run_known(session, known, arguments)
+    if operator.repeats and key is None:
+        key = key_of(operator.name, schedule, arguments)
     for _ in range(3):
         try:
+            known = session.known.get(key)
+            if type(known) is Known and output is None and known.holds():
+                if profiled():
+                    with range_of(operator.name):
+                        return _run_known(session, known, schedule, arguments)
+                return _run_known(session, known, schedule, arguments)
             if profiled():
                 with range_of(operator.name):
                     return _bind_and_run(operator, session, schedule, arguments, output, key)
             return _bind_and_run(operator, session, schedule, arguments, output, key)
         except Renew:
-            continue
+            session.known.pop(key, None)
     raise AssertionError("sizes that all ranks know cannot be unknown again")
 
 
-def _run_known(session: Session, known: Known, arguments: tuple[Any, ...]) -> Any:
+def _run_known(session: Session, known: Known, schedule: object, arguments: tuple[Any, ...]) -> Any:
     assert known.again is not None
     started = time.perf_counter()
     fabric, proposal, why = session.fabric, known.proposal, known.decision.why
@@ -158,7 +160,74 @@ def _run_known(session: Session, known: Known, arguments: tuple[Any, ...]) -> An
             results = _carry_out(session, known, operands, output, entered=True)[0]
         elif known.decision.observe is not None:
             known.decision.observe(seconds)
-    return operands.result(results)
+        made = operands.result(results)
+        if seconds is not None and arguments[-1] is None and known.as_made:
+            _make_native(session, runner, known, schedule, arguments, tensors, made)
+    return made
+
+
+def _make_native(
+    session: Session,
+    runner: Runner,
+    known: Known,
+    schedule: object,
+    arguments: tuple[Any, ...],
+    tensors: Tensors,
+    made: Any,
+) -> None:
+    """Lets native code recognise a known call from now on, if it can repeat it. made: its result
+    just now."""
+    program, proposal = cast(QuickProgram, runner.program), known.proposal
+    alone = program.alone(proposal, tensors)
+    if alone is None:
+        return
+    y, (x, w, *_) = tensors[alone.y], arguments
+    weight = w[0] if type(w) is list else w
+    if tensors["x"] is not x or tensors[alone.w] is not weight or _only(made) is not y:
+        return
+    why, observe = known.decision.why or runner.why, known.decision.observe
+
+    def ended(started: float) -> None:
+        seconds = session.finished(runner, why, started, NO_SPANS)
+        if observe is not None:
+            observe(seconds)
+
+    def otherwise(
+        arguments: tuple[Any, ...], y: torch.Tensor, started: float, number: int, outcome: Any
+    ) -> torch.Tensor:
+        if alone.go_on(number, outcome):
+            ended(started)
+            return y
+        operands = known.again(*arguments[2:])  # type: ignore[misc]
+        results = _carry_out(session, known, operands, None, entered=True)[0]
+        return cast(torch.Tensor, _only(operands.result(results)))
+
+    session.part(KnownCalls, _native_calls).remember(
+        (proposal.operation, schedule, *arguments),
+        torch.is_grad_enabled(),
+        alone.call,
+        alone.block,
+        alone.between,
+        maker(tuple(y.shape), y.dtype),
+        None if known.still is None else known.holds,
+        ended,
+        otherwise,
+    )
+
+
+def _native_calls(session: Session) -> KnownCalls:
+    calls = KnownCalls(session.fabric, session.fabric.group_ref)
+    session.fabric.on_close(calls.forget)
+    return calls
+
+
+def _only(made: Any) -> Any:
+    """The one tensor that a caller gets."""
+    if type(made) is tuple:  # with the gathered rows, if the caller asked for them
+        gathered, made = made
+        if gathered is not None:
+            return None
+    return made[0] if type(made) is list else made
 
 
 def _bind_and_run(
@@ -225,6 +294,7 @@ def _known(operator: Operator, fabric: Fabric, decision: Decision, bound: Bound)
         workspaces,
         bound.adapt,
         bound.again,
+        as_made=bound.as_made,
     )
 
 

@@ -116,10 +116,9 @@ def _lower(op: EmbeddingAllToAll, schedule: Schedule) -> Plan:
         lowering.store(0, [(0, 0, op.batch[0])], "all")
     elif schedule.fusion == "kernel":
         lowering.fused()
-        return lowering.builder.plan(one_launch=True)
     else:
         lowering.chunked()
-    return lowering.builder.plan()
+    return lowering.builder.plan(one_launch=schedule.fusion == "kernel")
 
 
 Chunk = tuple[int, int, int]

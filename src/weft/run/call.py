@@ -41,7 +41,7 @@ CHOSEN = "chosen"
 reason."""
 
 Tensors = dict[str, torch.Tensor]
-_NOTHING = Timeline(())
+NO_SPANS = Timeline(())
 Combine = Callable[[Sequence[Proposal]], Plannable]
 Outputs = Callable[[Plannable], Tensors]
 
@@ -128,7 +128,7 @@ def repeat(
     program = cast(QuickProgram, runner.program)
     if not program.once(proposal, tensors, exposed):
         return None
-    return session.finished(runner, why or runner.why, started, _NOTHING)
+    return session.finished(runner, why or runner.why, started, NO_SPANS)
 
 
 def _note(

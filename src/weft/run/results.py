@@ -11,7 +11,8 @@ import math
 import os
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -87,6 +88,14 @@ def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> tor
     if size < LEAST or device.type != "cpu" or not CAN_TELL:
         return torch.empty(shape, dtype=dtype, device=device)
     return _results.empty(shape, dtype, size)
+
+
+def maker(shape: Sequence[int], dtype: torch.dtype) -> Callable[[], torch.Tensor]:
+    """Makes such tensors on the CPU, with no more than is needed for each."""
+    size = math.prod(shape) * dtype.itemsize
+    if size < LEAST or not CAN_TELL:
+        return partial(torch.empty, shape, dtype=dtype, device="cpu")
+    return partial(_results.empty, shape, dtype, size)
 
 
 def empty_as(

@@ -15,46 +15,26 @@ POOLING = {"sum": 0, "mean": 1, "max": 2}
 """The numbers of modes in native code."""
 
 _TYPES = kernel_numbers()
+Tensors = Sequence[torch.Tensor]
 
 
 class Bags:
-    """The lookups of one call on one rank. It keeps its tensors alive. out: the dtype of pooled
-    rows."""
+    """The lookups of one call on one rank, made by `viewed` or `bags_of`. It keeps its tensors
+    alive."""
+
+    __slots__ = ("_weights", "indices", "native", "offsets", "tables")
 
     def __init__(
         self,
-        tables: Sequence[torch.Tensor],
-        indices: Sequence[torch.Tensor],
-        offsets: Sequence[torch.Tensor],
-        weights: Sequence[torch.Tensor | None],
-        modes: Sequence[str],
-        out: torch.dtype,
+        native: _native.Bags,
+        tables: Tensors,
+        indices: Tensors,
+        offsets: Tensors,
+        weights: Tensors | None,
     ) -> None:
+        self.native = native
         self.tables, self.indices, self.offsets = tables, indices, offsets
-        self.native = _native.Bags()
-        self._kept = (tables, indices, offsets, weights)
-        column = 0
-        for table, index, offset, weight, mode in zip(
-            tables, indices, offsets, weights, modes, strict=True
-        ):
-            rows, dim = table.shape
-            self.native.add(
-                table.data_ptr(),
-                _TYPES[table.dtype],
-                rows,
-                dim,
-                column,
-                index.data_ptr(),
-                index.dtype == torch.int64,
-                index.shape[0],
-                offset.data_ptr(),
-                offset.dtype == torch.int64,
-                offset.shape[0],
-                0 if weight is None else weight.data_ptr(),
-                POOLING[mode],
-                _TYPES[out],
-            )
-            column += dim
+        self._weights = weights
 
     def check(self) -> None:
         """Raises unless all offsets and indices are inside of their tensors."""
@@ -90,3 +70,72 @@ class Bags:
     def data_ptr(self) -> int:
         """0, because bags have no address."""
         return 0
+
+    def spread(self, number: int, bags: torch.Tensor, target: torch.Tensor) -> None:
+        """Stores the gradient of a table into the target. bags: the gradient of its bags, in the
+        dtype of pooled rows."""
+        pitch = bags.stride(0) * bags.element_size()
+        self.native.spread(
+            number, bags.data_ptr(), pitch, target.data_ptr(), torch.get_num_threads()
+        )
+
+
+def viewed(
+    tables: Tensors,
+    indices: Tensors,
+    offsets: Tensors,
+    weights: Tensors | None,
+    modes: Sequence[str],
+    out: torch.dtype,
+) -> Bags | None:
+    """The bags of tensors that are just as the kernels take them, made in one step; None if one of
+    them is not. out: the dtype of pooled rows."""
+    native = _native.bags_of(
+        list(tables),
+        list(indices),
+        list(offsets),
+        None if weights is None else list(weights),
+        [POOLING[mode] for mode in modes],
+        _TYPES[out],
+    )
+    return None if native is None else Bags(native, tables, indices, offsets, weights)
+
+
+def bags_of(
+    tables: Tensors,
+    indices: Tensors,
+    offsets: Tensors,
+    weights: Tensors | None,
+    modes: Sequence[str],
+    out: torch.dtype,
+) -> Bags:
+    """The bags of any tensors that have been checked."""
+    found = viewed(tables, indices, offsets, weights, modes, out)
+    if found is not None:
+        return found
+    native, column = _native.Bags(), 0
+    indices, offsets = [i.contiguous() for i in indices], [o.contiguous() for o in offsets]
+    given = [None] * len(tables) if weights is None else [w.contiguous() for w in weights]
+    for table, index, offset, weight, mode in zip(
+        tables, indices, offsets, given, modes, strict=True
+    ):
+        rows, dim = table.shape
+        native.add(
+            table.data_ptr(),
+            _TYPES[table.dtype],
+            rows,
+            dim,
+            column,
+            index.data_ptr(),
+            index.dtype == torch.int64,
+            index.shape[0],
+            offset.data_ptr(),
+            offset.dtype == torch.int64,
+            offset.shape[0],
+            0 if weight is None else weight.data_ptr(),
+            POOLING[mode],
+            _TYPES[out],
+        )
+        column += dim
+    kept = None if weights is None else [w for w in given if w is not None]
+    return Bags(native, tables, indices, offsets, kept)

@@ -10,6 +10,7 @@ there they go through rings that stay in the cache, which is faster than reading
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -20,8 +21,8 @@ from weft.fabric.deadlines import nanoseconds
 from weft.fabric.host.collective_spans import recorded
 from weft.fabric.host.process_call import ProcessCall, break_off
 from weft.fabric.host.process_flight import UNRECORDED, Ended
-from weft.fabric.interface import Disagree, Exposed
-from weft.fabric.outcomes import DISAGREE, OK
+from weft.fabric.interface import Alone, Disagree, Exposed
+from weft.fabric.outcomes import DISAGREE, OK, Outcome
 from weft.fabric.proposal import Proposal
 from weft.operation import result_dtype
 from weft.plan.collective import OneCollective
@@ -115,8 +116,19 @@ class CollectiveProgram:
             results = [tensors[name] for name in self._results]
             patience, between = nanoseconds(fabric.deadline), self.between(tensors)
             outcome = known.start(number, patience, tensors["x"], between, weights, results)
-            if outcome[0] != OK:
-                outcome = fabric.wait(known.go, self.label, self._waiting_for, outcome)
+        except BaseException as error:
+            break_off(fabric, number, error)
+            raise
+        return outcome[0] == OK or self._go_on(known, number, outcome)
+
+    def _go_on(self, known: _native.SerialCall, number: int, outcome: Outcome | str) -> bool:
+        """Goes on with a known call that has not ended yet. outcome: so far, or what torch said
+        when it could not multiply. Returns False if the headers disagree."""
+        fabric = self.fabric
+        try:
+            if isinstance(outcome, str):
+                raise RuntimeError(outcome)
+            outcome = fabric.wait(known.go, self.label, self._waiting_for, outcome)
             if outcome[0] == DISAGREE:
                 return False
             if outcome[0] != OK:
@@ -125,6 +137,16 @@ class CollectiveProgram:
             break_off(fabric, number, error)
             raise
         return True
+
+    def alone(self, proposal: Proposal, tensors: dict[str, torch.Tensor]) -> Alone | None:
+        if len(self._weights) != 1 or "gathered" in tensors or not self._bytes:
+            return None
+        between, block, known = (
+            self.between(tensors),
+            self.fabric.memory.kept,
+            self._known_call(proposal),
+        )
+        return Alone(known, block, between, *self.names[0], partial(self._go_on, known))
 
     def _known_call(self, proposal: Proposal) -> _native.SerialCall:
         """The native call with this rank's header. A program nearly always has the same."""

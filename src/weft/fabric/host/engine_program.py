@@ -92,6 +92,9 @@ class EngineProgram:
         kind = StoringFlight if self.plan.one_launch else ProcessFlight
         return kind(self, call.number, tensors, record)
 
+    def alone(self, proposal: Proposal, tensors: dict[str, torch.Tensor]) -> None:
+        return None
+
     def repeat(self, proposal: Proposal) -> ProductRepeat | None:
         return None
 

@@ -33,7 +33,8 @@ class HeapMemory:
         self._alone = alone
         self._stage: list[_native.Block | None] = [None, None]
         self._shared: dict[tuple[str, int], WorkspaceBlock] = {}
-        self._workspace: WorkspaceBlock | None = None
+        self.kept: WorkspaceBlock | None = None
+        """The private memory that is kept between calls."""
         self.outputs = PeerOutputs()
 
     @property
@@ -93,11 +94,11 @@ class HeapMemory:
 
     def private(self, size: int) -> WorkspaceBlock:
         """Private memory for one call at a time. It is kept between calls."""
-        if self._workspace is None or self._workspace.size < size:
+        if self.kept is None or self.kept.size < size:
             with torch.inference_mode(False):  # later calls may be outside of it
                 memory = torch.empty(size, dtype=torch.uint8, device="cpu")
-            self._workspace = WorkspaceBlock.of(memory)
-        return self._workspace
+            self.kept = WorkspaceBlock.of(memory)
+        return self.kept
 
     def allocate(self, size: int) -> _native.Block:
         try:

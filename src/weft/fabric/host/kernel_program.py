@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, cast
 import torch
 
 from weft.dtype import DTYPES, kernel_numbers
+from weft.errors import Error
 from weft.fabric import _native
+from weft.fabric.deadlines import nanoseconds
 from weft.fabric.host.bags import Bags
 from weft.fabric.host.engine_program import EngineProgram, counters_of
 from weft.fabric.host.packing import packed
-from weft.fabric.host.process_call import ProcessCall
+from weft.fabric.host.process_call import ProcessCall, break_off, place, refuse_call
 from weft.fabric.host.process_flight import UNRECORDED, Ended
 from weft.fabric.host.product_repeat import (
     BUFFERS,
@@ -28,7 +30,7 @@ from weft.fabric.host.product_repeat import (
     ProductRepeat,
     make_products,
 )
-from weft.fabric.interface import Disagree
+from weft.fabric.interface import Disagree, Exposed
 from weft.fabric.outcomes import DISAGREE, OK, OUTSIDE
 from weft.fabric.proposal import Proposal
 from weft.fabric.spans import span_of
@@ -82,6 +84,8 @@ class KernelProgram(EngineProgram):
         self.lane = plan.lanes.get((fabric.rank, COMPUTE), ())
         self.variant = os.environ.get("WEFT_KERNELS", "")
         self.kernel = _native.Kernel(cast(int, DTYPES[plan.operation.dtype].kernel))
+        self.quick = "bags" in self.layout[0]  # a known product is repeated (`repeat`)
+        self._known: tuple[Proposal, _native.Repeat] | None = None
         self.outside = any(map(_has_many_rows, self.lane))
         """Whether torch makes the products."""
         counters = counters_of(plan, self.places)
@@ -119,6 +123,40 @@ class KernelProgram(EngineProgram):
         if "w" in tensors and not self.outside:
             tensors["w"] = packed(tensors["w"])[0]
         return KernelFlight(self, call.number, tensors, record)
+
+    def once(self, proposal: Proposal, tensors: dict[str, torch.Tensor], exposed: Exposed) -> bool:
+        """One call of lookups."""
+        fabric = self.fabric
+        number, known = fabric.next_call(), self._known_call(proposal)
+        try:
+            try:
+                placed = place(fabric, exposed, number)
+            except Error as error:
+                refuse_call(fabric, number, proposal, error)
+                raise
+            outcome = known.pool(
+                fabric.heap,
+                number,
+                nanoseconds(fabric.deadline),
+                cast(Bags, tensors["bags"]).native,
+                [tensors[name].data_ptr() for name in self.layout[0]],
+                placed.offsets,
+                torch.get_num_threads(),
+            )
+            if outcome[0] != OK:
+                outcome = fabric.wait(known.go, self.label, "what 'slices of peers' needs", outcome)
+        except BaseException as error:
+            break_off(fabric, number, error)
+            raise
+        return outcome[0] != DISAGREE
+
+    def _known_call(self, proposal: Proposal) -> _native.Repeat:
+        """The native call with this rank's header. A program nearly always has the same."""
+        if self._known is None or self._known[0] is not proposal:
+            blob, signature = proposal.blob, proposal.signature
+            call = _native.Repeat(self.kernel, self.variant, signature, blob, self.signatures, 0)
+            self._known = proposal, call
+        return self._known[1]
 
     def repeat(self, proposal: Proposal) -> ProductRepeat | None:
         if self.layout != (BUFFERS, SLOTS):
