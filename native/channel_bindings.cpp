@@ -166,6 +166,8 @@ void bind_channel(nb::module_& m) {
   m.attr("MOST_CHUNK_BYTES") = Tuning{}.most_chunk;
   m.attr("SHARED_CHUNK_BYTES") = Tuning{}.shared_chunk;
   m.attr("STREAM_BYTES") = Tuning{}.stream;
+  m.attr("REMOTE_BYTES") = Tuning{}.remote;
+  m.attr("TRIES") = Tuning{}.tries;
 
   m.def("can_reduce",
         [](int dtype, int reduction) { return can_reduce(Dtype(dtype), Reduction(reduction)); });
@@ -183,11 +185,11 @@ void bind_channel(nb::module_& m) {
       .def("last", &Channel::last)
       .def("tune",
            [](Channel& c, uint64_t small, uint64_t least, uint64_t most, uint64_t shared,
-              uint64_t stream) {
+              uint64_t stream, uint64_t remote, int tries) {
              const bool lines = least > 0 && least % 64 == 0 && most % 64 == 0 && small % 64 == 0;
              if (!lines || shared == 0 || shared % 64 || shared > most || least > most || most > kChunkBytes || small > kSmallBytes)
                throw nb::value_error("small and chunks must be whole lines, and fit");
-             c.tune({small, least, most, shared, stream});
+             c.tune({small, least, most, shared, stream, remote, tries});
            })
       .def(
           "alike",  // a collective in which all ranks have the same sizes, in one call where quick

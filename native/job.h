@@ -26,8 +26,8 @@ enum class Kind : int {
 };
 
 // How bytes of a peer came to this rank.
-enum class Way : int { announcement, ring, in_place };
-constexpr int kWays = 3;
+enum class Way : int { announcement, ring, in_place, in_process };
+constexpr int kWays = 4;
 
 // What a rank did in a collective, for a recording. In the order of `weft.collectives.recording.ACTS`.
 enum class Act : int { meet, stage, copy, sum, keep, term };
@@ -66,6 +66,8 @@ struct Receiving {
   int source;
   Port port;           // without a ring where the peer's memory is read in place
   const char* direct;  // there
+  uint64_t remote;     // or its address in the process of the peer, from which it is copied
+  char* room;          // for a term that is copied: where to
   char* to;            // null where they are one term of a sum
   uint64_t bytes;
   uint64_t at = 0;
@@ -104,6 +106,8 @@ struct Job {
   bool streaming = false;
   int threads = 1;        // that move and add its bytes: as many as the thread has that works at it
   bool exposed = false;   // peers read this rank's input where it lies
+  uint64_t trial = 0;     // the class of its message in WayTrials, if it counts there
+  int64_t met = 0;        // when all ranks had announced it
   bool released = false;  // this rank has said that it reads none of theirs any more
   std::vector<Sending> sends;
   std::vector<Receiving> receives;  // those without a target are terms, in the order of ranks
@@ -143,7 +147,7 @@ struct Job {
     out.clear();
     own = sum = {};
     own_to = nullptr;
-    own_at = summed = 0;
+    own_at = summed = trial = 0;
     due = 0;
     outcome = {};
     done.store(false, std::memory_order_relaxed);

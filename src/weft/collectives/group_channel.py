@@ -11,7 +11,7 @@ import contextlib
 import os
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -38,15 +38,33 @@ Job = _native.Job
 Message = _native.Message
 Facts = _native.Facts
 now_ns = _native.now_ns
-SIZES = (
+
+
+class Tuning(NamedTuple):
+    """How bytes of collectives move. small: bytes that travel with the announcement. least_chunk,
+    most_chunk, shared_chunk: of a chunk at least and at most, and at most where all ranks read one
+    ring. stream: of a result from which on it bypasses the cache. remote: of a message from which
+    on it may be read from the memory of the peer's process. tries: of that and of rings, before
+    the faster is chosen; 0: all that can be is read from the process."""
+
+    small: int
+    least_chunk: int
+    most_chunk: int
+    shared_chunk: int
+    stream: int
+    remote: int
+    tries: int
+
+
+SHIPPED = Tuning(
     _native.SMALL_BYTES,
     _native.LEAST_CHUNK_BYTES,
     _native.MOST_CHUNK_BYTES,
     _native.SHARED_CHUNK_BYTES,
     _native.STREAM_BYTES,
+    _native.REMOTE_BYTES,
+    _native.TRIES,
 )
-"""Bytes that travel with the announcement; of a chunk at least and at most, and at most where
-all ranks read one ring; and of a result from which on it bypasses the cache."""
 
 FOREVER = 2**63 - 1
 _world = dist.distributed_c10d._world
@@ -329,7 +347,7 @@ def _find(group: dist.ProcessGroup | None) -> GroupChannel:
 def explain_collective() -> tuple[float, explain.Explanation] | None:
     """The collective of this process that ended last, over all channels."""
     found = [
-        recording.explanation_of(channel.native.last(), channel.world, SIZES[0])
+        recording.explanation_of(channel.native.last(), channel.world, SHIPPED.small)
         for channel in list(_channels.values())
     ]
     return max((one for one in found if one is not None), key=lambda one: one[0], default=None)

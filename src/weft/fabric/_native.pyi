@@ -176,6 +176,8 @@ LEAST_CHUNK_BYTES: int
 MOST_CHUNK_BYTES: int
 SHARED_CHUNK_BYTES: int
 STREAM_BYTES: int
+REMOTE_BYTES: int
+TRIES: int
 
 def learn_tensors(type: type, parameter: type) -> bool: ...
 def layouts_of(arguments: Sequence[object], graph: bool) -> bytes | None: ...
@@ -268,7 +270,15 @@ class Channel:
     ) -> Job | bool: ...
     def last(self) -> Facts: ...
     def tune(
-        self, small: int, least_chunk: int, most_chunk: int, shared_chunk: int, stream: int, /
+        self,
+        small: int,
+        least_chunk: int,
+        most_chunk: int,
+        shared_chunk: int,
+        stream: int,
+        remote: int,
+        tries: int,
+        /,
     ) -> None: ...
     def alike(
         self,

@@ -65,13 +65,19 @@ same state. What a library does not have is a copy of as many bytes."""
 _MPICH = (
     _LOOP
     + """
+import mmap
 import numpy as np
 from mpi4py import MPI
 comm = MPI.COMM_WORLD
 os.sched_setaffinity(0, cores[comm.rank])
+def ones(count):
+    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    made = np.frombuffer(mmap.mmap(-1, count * 4, flags=private), np.float32)
+    made[:] = 1
+    return made
 def prepare(count):
-    x, y, z = (np.ones(n, np.float32) for n in (count, count * comm.size, count))
-    whole, both = np.ones(count * comm.size, np.float32), np.zeros(count, np.float32)
+    x, y, z, both = (ones(n) for n in (count, count * comm.size, count, count))
+    whole = ones(count * comm.size)
     return {
         "all_gather": lambda: comm.Allgather(x, y),
         "all_reduce": lambda: comm.Allreduce(x, z),
@@ -83,6 +89,8 @@ def prepare(count):
 measure(comm.rank, prepare, comm.Barrier)
 """
 )
+"""Its memory is like that of torch's tensors. numpy would ask the kernel for huge pages, from which
+MPICH's copies are up to twice as fast."""
 
 _BUILD = """
 from deepspeed.accelerator import get_accelerator
