@@ -1,7 +1,6 @@
 #include "channel.h"
 
 #include <sys/prctl.h>
-#include <unistd.h>
 
 #include <chrono>
 
@@ -18,17 +17,9 @@ Channel::Channel(Fabric& fabric, int64_t spin_ns, bool crowded, Traffic traffic)
       area_{fabric.heap().channels(int(traffic)), world_},
       spin_ns_(spin_ns),
       crowded_(crowded),
-      // A number that no other process has at this address.
-      sample_(uint64_t(now_ns()) << 16 ^ uint64_t(getpid()) << 8 ^ uint64_t(rank_)),
-      rooms_(size_t(world_)),
       posted_(1 + world_),
       taken_shared_(world_),
-      taken_pair_(world_) {
-  RankChannel& own = of(rank_);
-  own.process = uint64_t(getpid());
-  own.sample = sample_;
-  own.sample_at = reinterpret_cast<uint64_t>(&sample_);
-}
+      taken_pair_(world_) {}
 
 Channel::~Channel() {
   if (fabric_.heap().forked()) {  // the thread is the parent's
@@ -255,8 +246,7 @@ Outcome Channel::work(Job& job, bool patient) {
         break;
       case Job::Phase::ended:
         if (job.trial && job.outcome.code == Code::ok)
-          trials_.took(job.trial, job.exposed ? WayTrials::process : WayTrials::rings,
-                       now_ns() - job.met);
+          trials_.took(job.trial, job.past, now_ns() - job.met);
         come_to(Point::channel_finish);
         of(rank_).finished.value.store(job.number, std::memory_order_release);
         return job.outcome;

@@ -3,9 +3,8 @@
 // Every rank has two announcement slots (by parity of the collective's number) and rings of chunks.
 // A collective starts with every rank's announcement: one cache line with the number, a hash of what
 // the rank means, and the first bytes; small messages are in the announcement whole, so that flag
-// and data come together. Larger ones follow in chunks through rings that stay in the cache: one
-// ring per rank that all peers read, and one per pair. Inputs in the heap are read in place, and large
-// ones from the process of their owner, in one copy, if the system allows it and it is faster.
+// and data come together. Larger ones follow in chunks through small rings: one ring per rank that all
+// peers read, and one per pair. Inputs in the heap are read in place.
 //
 // Whoever finishes a collective has seen all announcements of it. So nobody is two ahead of another,
 // two slots are enough, and ranks that disagree all find it out before anything is written.
@@ -18,7 +17,7 @@
 
 #include "engine.h"
 #include "job.h"
-#include "way_trials.h"
+#include "store_trials.h"
 
 namespace weft {
 
@@ -34,16 +33,18 @@ struct Facts {
   int64_t started = 0, ended = 0;
 };
 
+// Whether chunks of rings go past the cache: what was faster for the first messages of a size, or always
+// the same.
+enum class Past : int { tried, never, always };
+
 // Sizes that say how bytes move. `weft bench channel` measures others beside these; all ranks of a
 // group have the same, and change them only when no collective is under way.
 struct Tuning {
-  uint64_t small = kSmallBytes;      // what travels with an announcement, at most as much as fits
-  uint64_t least_chunk = 32 << 10;   // chunks of a ring are a part of the message between these
+  uint64_t small = kSmallBytes;     // what travels with an announcement, at most as much as fits
+  uint64_t least_chunk = 32 << 10;  // chunks of a ring are a part of the message between these
   uint64_t most_chunk = kChunkBytes;
-  uint64_t shared_chunk = 64 << 10;  // the same at most where all ranks read one ring
-  uint64_t stream = 8 << 20;         // results from this size on go past the cache
-  uint64_t remote = 64 << 10;        // messages from this size on may be read from the peer's process
-  int tries = 4;                     // of that and of rings, before the faster is chosen; 0: it is that
+  uint64_t stream = 8 << 20;        // results from this size on go past the cache
+  Past past = Past::tried;          // whether chunks of rings do
 };
 
 class Channel {
@@ -108,11 +109,10 @@ class Channel {
 
   uint32_t signature(const Job& job) const;
   bool small(const Job& job) const;
-  uint64_t chunk_of(const Job& job) const;
   uint64_t message_of(const Job& job) const;
-  bool contiguous(const Job& job) const;
-  bool readable(Job& job);
-  void try_to_read();
+  uint64_t chunk_of(const Job& job) const;
+  void choose_stores(Job& job);
+  bool exposable(const Job& job) const;
   int overfull(const Job& job) const;
   void send_pair(Job& job, int target, const char* from, uint64_t bytes);
   void send_all(Job& job, const char* from, uint64_t bytes, char* also, const uint64_t* made);
@@ -130,10 +130,7 @@ class Channel {
   int64_t spin_ns_;
   bool crowded_;
   Tuning tuning_;
-  uint64_t sample_;                        // what peers read of this process to try whether they can
-  bool tried_ = false;                     // whether it is known if this rank can read theirs
-  WayTrials trials_;
-  std::vector<std::vector<char>> rooms_;   // by source, for terms of sums from its process
+  StoreTrials trials_;
   std::atomic<uint64_t> number_{0};  // of the last job begun; `abort` may look while one works
   std::vector<uint64_t> posted_;                     // by ring of this rank: 0 is the shared one
   std::vector<uint64_t> taken_shared_, taken_pair_;  // by source

@@ -5,7 +5,6 @@
 #include "channel.h"
 #include "channel_wait.h"
 #include "moving.h"
-#include "peer_memory.h"
 
 namespace weft {
 namespace {
@@ -60,8 +59,9 @@ bool Channel::small(const Job& job) const {
   }
 }
 
-// The most that one rank sends to another, as far as all ranks know it.
+// The most that one rank sends to another. The same on all ranks: 0 if only the sender knows it.
 uint64_t Channel::message_of(const Job& job) const {
+  if (job.uneven || job.sizes.empty()) return 0;
   const uint64_t most = *std::max_element(job.sizes.begin(), job.sizes.end());
   return job.kind == Kind::all_reduce ? most / uint64_t(world_) : most;
 }
@@ -72,47 +72,18 @@ uint64_t Channel::chunk_of(const Job& job) const {
   constexpr uint64_t kParts = 4;
   if (job.uneven || job.sizes.empty()) return tuning_.most_chunk;
   const uint64_t lines = (message_of(job) / kParts + 63) / 64;
-  const bool shared = job.kind == Kind::all_gather || job.kind == Kind::broadcast;
-  const uint64_t limit = shared ? tuning_.shared_chunk : tuning_.most_chunk;
-  return std::clamp(lines * 64, std::min(tuning_.least_chunk, limit), limit);
+  return std::clamp(lines * 64, tuning_.least_chunk, tuning_.most_chunk);
 }
 
-// Whether the parts of the input lie one behind the other, so that peers can find theirs.
-bool Channel::contiguous(const Job& job) const {
-  if (job.in.empty()) return false;
+// Whether the input can be read by peers where it is.
+bool Channel::exposable(const Job& job) const {
+  if (job.in.empty() || !fabric_.heap().contains(job.in[0].data)) return false;
   const char* next = job.in[0].data;
   for (const Piece& piece : job.in) {
     if (piece.bytes && piece.data != next) return false;
     next += piece.bytes;
   }
   return true;
-}
-
-// Whether peers can, and should, read the input from this process.
-bool Channel::readable(Job& job) {
-  // Sizes that a rank alone knows are all alike, so that all ranks count the same messages.
-  const uint64_t message = job.uneven ? tuning_.remote : message_of(job);
-  if (message < tuning_.remote || fabric_.links().paced()) return false;
-  const uint64_t message_class = WayTrials::class_of(int(job.kind), message);
-  const WayTrials::Way way = trials_.next(message_class, tuning_.tries);
-  if (!is_ordinary(job.in[0].data, total(job.in))) return false;
-  for (int r = 0; r < world_; ++r)
-    if (r != rank_ && of(r).reads.value.load(std::memory_order_relaxed) != kCanRead) return false;
-  job.trial = message_class;
-  return way == WayTrials::process;
-}
-
-// Finds out whether this rank can read the memory of its peers, all of which are in this collective.
-void Channel::try_to_read() {
-  tried_ = true;
-  bool can = true;
-  for (int r = 0; r < world_ && can; ++r) {
-    uint64_t found = 0;
-    can = r == rank_ || (read_peer(pid_t(of(r).process), reinterpret_cast<char*>(&found),
-                                   of(r).sample_at, sizeof found) &&
-                         found == of(r).sample);
-  }
-  of(rank_).reads.value.store(can ? kCanRead : kCannotRead, std::memory_order_relaxed);
 }
 
 void Channel::announce(Job& job) {
@@ -147,16 +118,11 @@ void Channel::announce(Job& job) {
         }
     } else {
       own.place = kInRings;
-      const Heap& heap = fabric_.heap();
-      if (sends && contiguous(job)) {
-        const char* in = job.in[0].data;
-        if (heap.contains(in)) {
-          own.place = uint64_t(in - heap.base(rank_)) * 4 + kInPlace;
-        } else if (readable(job)) {
-          own.place = reinterpret_cast<uint64_t>(in) * 4 + kInProcess;
-        }
+      job.exposed = sends && exposable(job);
+      if (job.exposed) {
+        const Heap& heap = fabric_.heap();
+        own.place = uint64_t(job.in[0].data - heap.base(rank_)) * 4 + kInPlace;
       }
-      job.exposed = own.place != kInRings;
     }
   }
   come_to(Point::announce);
@@ -249,11 +215,7 @@ Outcome Channel::agree(Job& job, bool patient) {
       }
   }
   job.phase = here ? Job::Phase::deliver : Job::Phase::move;
-  if (!here) {
-    job.met = now_ns();
-    if (!tried_) try_to_read();
-    prepare(job);
-  }
+  if (!here) prepare(job);
   return job.corrupt < 0 ? Outcome{} : Outcome{Code::corrupt, job.corrupt};
 }
 

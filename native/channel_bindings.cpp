@@ -164,10 +164,8 @@ void bind_channel(nb::module_& m) {
   m.attr("SMALL_BYTES") = kSmallBytes;
   m.attr("LEAST_CHUNK_BYTES") = Tuning{}.least_chunk;
   m.attr("MOST_CHUNK_BYTES") = Tuning{}.most_chunk;
-  m.attr("SHARED_CHUNK_BYTES") = Tuning{}.shared_chunk;
   m.attr("STREAM_BYTES") = Tuning{}.stream;
-  m.attr("REMOTE_BYTES") = Tuning{}.remote;
-  m.attr("TRIES") = Tuning{}.tries;
+  m.attr("STORE_TRIALS") = 2 * StoreTrials::kTries;
 
   m.def("can_reduce",
         [](int dtype, int reduction) { return can_reduce(Dtype(dtype), Reduction(reduction)); });
@@ -184,12 +182,11 @@ void bind_channel(nb::module_& m) {
            "patience"_a)
       .def("last", &Channel::last)
       .def("tune",
-           [](Channel& c, uint64_t small, uint64_t least, uint64_t most, uint64_t shared,
-              uint64_t stream, uint64_t remote, int tries) {
+           [](Channel& c, uint64_t small, uint64_t least, uint64_t most, uint64_t stream, int past) {
              const bool lines = least > 0 && least % 64 == 0 && most % 64 == 0 && small % 64 == 0;
-             if (!lines || shared == 0 || shared % 64 || shared > most || least > most || most > kChunkBytes || small > kSmallBytes)
+             if (!lines || least > most || most > kChunkBytes || small > kSmallBytes)
                throw nb::value_error("small and chunks must be whole lines, and fit");
-             c.tune({small, least, most, shared, stream, remote, tries});
+             c.tune({small, least, most, stream, Past(past)});
            })
       .def(
           "alike",  // a collective in which all ranks have the same sizes, in one call where quick

@@ -9,7 +9,6 @@
 //             the one before.
 //   posted    guards the chunks of a ring; `taken` of each reader guards that they may be written again.
 //   finished  guards inputs that peers read in place: their owner goes on once all have finished.
-//   reads     guards nothing: a rank that sees it late sends through rings once more.
 // Wake-ups need more than release and acquire: see Bell.
 #pragma once
 
@@ -69,28 +68,21 @@ struct alignas(64) Bell {
 // hash of what the rank means in its lower one.
 struct alignas(64) Announcement {
   std::atomic<uint64_t> stamp;
-  uint64_t place;  // 0: the data is here; 1: it follows in rings; else where it is, * 4 + how
+  uint64_t place;  // 0: the data is here; 1: it follows in rings; else offset in the heap * 4 + 2
   char data[kSmallBytes + 48];  // begins in the line of its flag
 };
 
-// How peers read an input where it lies: from the heap, or from the memory of the process.
-constexpr uint64_t kInRings = 1, kInPlace = 2, kInProcess = 3;
+constexpr uint64_t kInRings = 1, kInPlace = 2;
 
 struct alignas(64) Line {
   std::atomic<uint64_t> value;
 };
-
-constexpr uint64_t kCannotRead = 1, kCanRead = 2;
 
 struct RankChannel {
   Bell bell;
   Line finished;  // the last collective that this rank has done its part of
   Line failed;    // the one in which it gave up; 0 for none
   Line said;      // the last one that it has explained itself in
-  Line reads;     // whether it can read the memory of all its peers: 0 if it has not tried yet
-  // How peers try that with this rank: its process, and a number at an address there. Written before
-  // its first announcement, and never again.
-  uint64_t process, sample_at, sample;
   char words[2][kWords];
   Announcement announcements[2];
 };

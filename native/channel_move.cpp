@@ -4,7 +4,6 @@
 #include "channel.h"
 #include "channel_wait.h"
 #include "moving.h"
-#include "peer_memory.h"
 
 namespace weft {
 namespace {
@@ -19,13 +18,6 @@ uint64_t part(uint64_t bytes, int rank, int world) {
 // announces the next. So each has chunks of its own size, from the first line of the ring on, which is
 // the most likely one to be in a cache.
 uint64_t slots(const Job& job) { return kRingBytes / job.chunk; }
-
-// How much of a message comes at once. From a process it comes without a slot of a ring, unless it is a
-// term, whose chunks come together with those of other peers.
-uint64_t next_size(const Job& job, const Receiving& r) {
-  constexpr uint64_t kAtOnce = 1 << 20;
-  return std::min(r.remote && r.to ? kAtOnce : job.chunk, r.bytes - r.at);
-}
 
 char* slot_of(const Job& job, Ring& ring, uint64_t at) {
   return ring.bytes + at / job.chunk % slots(job) * job.chunk;
@@ -56,14 +48,7 @@ void Channel::receive(Job& job, int source, bool shared, uint64_t offset, char* 
   r.source = source;
   r.to = to;
   r.bytes = bytes;
-  if (place % 4 == kInProcess) {
-    r.remote = place / 4 + offset;
-    job.came[int(Way::in_process)] += bytes;
-    if (!to) {
-      rooms_[size_t(source)].resize(kChunkBytes);
-      r.room = rooms_[size_t(source)].data();
-    }
-  } else if (place % 4 == kInPlace) {
+  if (place & kInPlace) {
     const Heap& heap = fabric_.heap();
     const uint64_t at = place / 4 + offset;  // place / 4 < 2^62, and offsets are below that, too
     if (!heap.holds(at, bytes)) {
@@ -80,8 +65,18 @@ void Channel::receive(Job& job, int source, bool shared, uint64_t offset, char* 
   job.receives.push_back(r);
 }
 
+// How this rank stores its chunks into rings.
+void Channel::choose_stores(Job& job) {
+  job.past = tuning_.past == Past::always;
+  if (tuning_.past != Past::tried || fabric_.links().paced()) return;
+  job.trial = StoreTrials::class_of(int(job.kind), message_of(job));
+  job.past = trials_.next(job.trial);
+  job.met = now_ns();
+}
+
 void Channel::prepare(Job& job) {
   job.streaming = total(job.out) >= tuning_.stream;
+  choose_stores(job);
   const auto keep = [&](const Piece& from, const Piece& to) {
     if (from.data == to.data) return;
     job.own = from;
@@ -209,15 +204,18 @@ bool Channel::send(Job& job, Sending& s) {
     if (ring.taken[r].value.load(std::memory_order_acquire) + slots(job) <= count) return false;
   char* slot = slot_of(job, ring, s.at);
   const int64_t begun = job.record ? now_ns() : 0;
-  if (s.also) {
-    by_threads(job.threads, size, [&](uint64_t at, uint64_t bytes) {
-      move_twice(s.also + s.at + at, slot + at, s.from + s.at + at, bytes, job.streaming);
-    });
-  } else {
-    by_threads(job.threads, size, [&](uint64_t at, uint64_t bytes) {
-      move_to_peer(slot + at, s.from + s.at + at, bytes);
-    });
-  }
+  by_threads(job.threads, size, [&](uint64_t at, uint64_t bytes) {
+    char* const also = s.also ? s.also + s.at + at : nullptr;
+    const char* const from = s.from + s.at + at;
+    if (job.past) {
+      move(slot + at, from, bytes, true);
+      if (also) move(also, from, bytes, job.streaming);
+    } else if (also) {
+      move_twice(also, slot + at, from, bytes, job.streaming);
+    } else {
+      move_to_peer(slot + at, from, bytes);
+    }
+  });
   come_to(Point::channel_post);
   ring.posted.value.store(count + 1, std::memory_order_release);
   *s.port.count = count + 1;
@@ -231,20 +229,14 @@ bool Channel::send(Job& job, Sending& s) {
 bool Channel::arrive(Job& job, Receiving& r) {
   if (r.here || r.at == r.bytes) return false;
   if (job.record) r.begun = now_ns();
-  const uint64_t size = next_size(job, r);
-  if (r.remote) {
-    char* const room = r.to ? r.to + r.at : r.room;
-    const pid_t process = pid_t(of(r.source).process);
-    // If it fails, the process is ending, and the next look at the peers will find that.
-    if (!read_peer_by(job.threads, process, room, r.remote + r.at, size)) return false;
-    r.here = room;
-  } else if (r.direct) {
+  if (r.direct) {
     r.here = r.direct + r.at;
   } else {
     Ring& ring = *r.port.ring;
     if (ring.posted.value.load(std::memory_order_acquire) <= *r.port.count) return false;
     r.here = slot_of(job, ring, r.at);
   }
+  const uint64_t size = std::min(job.chunk, r.bytes - r.at);
   Links& links = fabric_.links();
   if (links.paced()) {
     // Back-to-back chunks follow each other on the link's own clock: a late thread is not the link's.
@@ -254,17 +246,17 @@ bool Channel::arrive(Job& job, Receiving& r) {
     r.clock = links.reserve(r.source, rank_, size, from);
     r.due = later(r.clock, r.at + size == r.bytes ? links.latency() : 0);
   }
-  if (r.to && !r.remote) move_by(job.threads, r.to + r.at, r.here, size, job.streaming);
+  if (r.to) move_by(job.threads, r.to + r.at, r.here, size, job.streaming);
   return true;
 }
 
 void Channel::take(Job& job, Receiving& r) {
-  const uint64_t size = next_size(job, r);
+  const uint64_t size = std::min(job.chunk, r.bytes - r.at);
   if (job.record && r.to) job.mark(Act::copy, r.source, size, r.begun);
   ++job.chunks;
   r.at += size;
   r.here = nullptr;
-  if (!r.port.ring) return;
+  if (r.direct) return;
   *r.port.count += 1;
   come_to(Point::channel_take);
   r.port.ring->taken[rank_].value.store(*r.port.count, std::memory_order_release);
@@ -328,12 +320,8 @@ bool Channel::step(Job& job) {
 // result may still be on its way. What was read is sound if its owner had not given up by then.
 Outcome Channel::say_released(Job& job) {
   job.released = true;
-  for (const Receiving& r : job.receives) {
-    if (r.port.ring) continue;
-    if (of(r.source).failed.value.load() != 0) return {Code::peer_failed, r.source};
-    // The number of a process that has ended may be another's.
-    if (r.remote && fabric_.heap().ended(r.source)) return {Code::peer_lost, r.source};
-  }
+  for (const Receiving& r : job.receives)
+    if (r.direct && of(r.source).failed.value.load() != 0) return {Code::peer_failed, r.source};
   come_to(Point::channel_released);
   of(rank_).finished.value.store(job.number, std::memory_order_release);
   for (int r = 0; r < world_; ++r)  // those wait for it whose input is read where it lies

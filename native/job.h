@@ -26,8 +26,8 @@ enum class Kind : int {
 };
 
 // How bytes of a peer came to this rank.
-enum class Way : int { announcement, ring, in_place, in_process };
-constexpr int kWays = 4;
+enum class Way : int { announcement, ring, in_place };
+constexpr int kWays = 3;
 
 // What a rank did in a collective, for a recording. In the order of `weft.collectives.recording.ACTS`.
 enum class Act : int { meet, stage, copy, sum, keep, term };
@@ -66,8 +66,6 @@ struct Receiving {
   int source;
   Port port;           // without a ring where the peer's memory is read in place
   const char* direct;  // there
-  uint64_t remote;     // or its address in the process of the peer, from which it is copied
-  char* room;          // for a term that is copied: where to
   char* to;            // null where they are one term of a sum
   uint64_t bytes;
   uint64_t at = 0;
@@ -103,11 +101,12 @@ struct Job {
   int corrupt = -1;  // a rank whose announcement speaks of memory that it does not have
   uint64_t chunk = 0;     // of rings; where it is the last, it may be shorter
   bool bounded = false;   // whether a paced link bounds the chunk
-  bool streaming = false;
+  bool streaming = false; // whether the result goes past the cache
+  bool past = false;      // and the chunks in rings
+  uint64_t trial = 0;     // the class of its message in StoreTrials; 0 if it is no try
+  int64_t met = 0;        // when all ranks had announced it
   int threads = 1;        // that move and add its bytes: as many as the thread has that works at it
   bool exposed = false;   // peers read this rank's input where it lies
-  uint64_t trial = 0;     // the class of its message in WayTrials, if it counts there
-  int64_t met = 0;        // when all ranks had announced it
   bool released = false;  // this rank has said that it reads none of theirs any more
   std::vector<Sending> sends;
   std::vector<Receiving> receives;  // those without a target are terms, in the order of ranks
@@ -133,7 +132,7 @@ struct Job {
   void renew() {
     phase = Phase::start;
     corrupt = -1;
-    uneven = withdrawn = exposed = released = bounded = streaming = record = false;
+    uneven = withdrawn = exposed = released = bounded = streaming = past = record = false;
     for (uint64_t& bytes : came) bytes = 0;
     chunks = 0;
     marks.clear();

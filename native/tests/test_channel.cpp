@@ -97,106 +97,87 @@ void check_all(Channel& channel, int rank, int world, float* in, float* out, uin
   for (uint64_t i = 0; rank == root && i < n; ++i) CHECK_SAME(out[i], sum(i));
 }
 
-// How peers get at large inputs.
-enum class By { rings, heap, process };
-
-void check_collectives(int world, uint64_t n, By by, bool background, double rate = 0) {
+void check_collectives(int world, uint64_t n, bool symmetric, bool background, double rate = 0,
+                       Past past = Past::tried) {
   Ranks ranks(world, 64 << 20);
   ranks.each([&](int rank, Fabric& fabric) {
     if (rate > 0) fabric.links().set(rate, 1000, Topology::mesh);
     Channel channel(fabric, 20'000, true);
     Tuning tuning;
-    if (by == By::rings) tuning.remote = UINT64_MAX;
-    if (by == By::process) tuning.tries = 0;
+    tuning.past = past;
     channel.tune(tuning);
     const uint64_t size = n * uint64_t(world);
     std::vector<float> own(size), out(size);
     float* in = own.data();
-    if (by == By::heap)
+    if (symmetric)
       in = reinterpret_cast<float*>(fabric.heap().base(rank) + fabric.heap().allocate(size * 4));
     check_all(channel, rank, world, in, out.data(), n, background);
     auto barrier = job_of(Kind::barrier, world, nullptr, nullptr, 0);
     CHECK(run(channel, barrier, background).code == Code::ok);
     CHECK_SAME(channel.last().number, 9u);
-    if (by != By::process) return;
-    // By now all ranks know that they can read each other's memory, and a gather needs nothing else.
-    check_all(channel, rank, world, in, out.data(), n, background);
-    auto gather = job_of(Kind::all_gather, world, in, out.data(), n);
-    CHECK(run(channel, gather, background).code == Code::ok);
-    CHECK_SAME(channel.last().came[int(Way::in_process)], (size - n) * 4);
-    CHECK_SAME(channel.last().came[int(Way::ring)], 0u);
   });
 }
 
 TEST(collectives_of_few_bytes) {
   for (const bool background : {false, true}) {
-    check_collectives(1, 5, By::rings, background);
-    check_collectives(3, 1, By::rings, background);
-    check_collectives(3, 37, By::heap, background);
+    check_collectives(1, 5, false, background);
+    check_collectives(3, 1, false, background);
+    check_collectives(3, 37, true, background);
   }
 }
 
 TEST(collectives_through_rings) {
-  check_collectives(2, 50'001, By::rings, false);
-  check_collectives(3, 150'000, By::rings, false);
-  check_collectives(3, 70'001, By::rings, true);
+  check_collectives(2, 50'001, false, false);
+  check_collectives(3, 150'000, false, false);
+  check_collectives(3, 70'001, false, true);
+  check_collectives(3, 70'001, false, true, 0, Past::always);
+  check_collectives(2, 150'000, false, false, 0, Past::always);
 }
 
-TEST(collectives_from_memory_in_place) {
-  check_collectives(2, 50'001, By::heap, false);
-  check_collectives(3, 70'000, By::heap, true);
-}
-
-TEST(collectives_from_memory_of_the_process) {
-  check_collectives(2, 50'001, By::process, false);
-  check_collectives(2, 600'000, By::process, false);
-  check_collectives(3, 70'001, By::process, true);
-}
-
-// The first messages of a size try both ways, and then one of them is kept.
-TEST(ways_are_tried_in_turns) {
-  WayTrials trials;
-  const uint64_t large = WayTrials::class_of(0, 1 << 20), larger = WayTrials::class_of(0, 1 << 22);
-  CHECK(large == WayTrials::class_of(0, (1 << 20) + 4096));
-  CHECK(large != WayTrials::class_of(1, 1 << 20));
-  for (int turn = 0; turn < 4; ++turn) {
-    for (const uint64_t one : {large, larger}) {
-      const WayTrials::Way way = trials.next(one, 2);
-      CHECK(way == (turn % 2 ? WayTrials::process : WayTrials::rings));
-      // One slow moment of the faster way does not count.
-      const bool fast = (way == WayTrials::process) == (one == large);
-      trials.took(one, way, fast && turn > 1 ? 60 : 100);
+// The first messages of a size try both kinds of stores, the faster one is kept, and later both are
+// tried again.
+TEST(stores_are_tried_in_turns) {
+  StoreTrials trials;
+  const uint64_t one = StoreTrials::class_of(0, 1 << 20), other = StoreTrials::class_of(0, 1 << 22);
+  CHECK(one == StoreTrials::class_of(0, (1 << 20) + 4096));
+  CHECK(one != StoreTrials::class_of(1, 1 << 20));
+  constexpr int kAll = 2 * StoreTrials::kTries;
+  for (int turn = 0; turn < kAll; ++turn) {
+    for (const uint64_t each : {one, other}) {
+      const bool past = trials.next(each);
+      CHECK_SAME(past, turn % 2 == 1);
+      const bool slow_moment = turn < 4;  // counts for neither
+      trials.took(each, past, slow_moment ? 1000 : past == (each == one) ? 60 : 100);
     }
   }
-  for (int turn = 0; turn < 3; ++turn) {
-    CHECK(trials.next(large, 2) == WayTrials::process);
-    CHECK(trials.next(larger, 2) == WayTrials::rings);
+  trials.took(one, false, 1);  // no try any more
+  for (int turn = kAll; turn < StoreTrials::kAgain; ++turn) {
+    CHECK(trials.next(one));
+    CHECK(!trials.next(other));
   }
-  CHECK(trials.next(WayTrials::class_of(2, 1 << 20), 0) == WayTrials::process);
+  CHECK(!trials.next(one));
+  CHECK(trials.next(one));
 }
 
-// Unless every peer can read a rank's memory, the rank sends through rings.
-TEST(a_peer_that_cannot_read) {
-  Ranks ranks(3);
+TEST(collectives_try_both_kinds_of_stores) {
+  Ranks ranks(2);
   ranks.each([&](int rank, Fabric& fabric) {
     Channel channel(fabric, 20'000, true);
-    Tuning tuning;
-    tuning.tries = 0;
-    channel.tune(tuning);
-    const ChannelArea area{fabric.heap().channels(), 3};
-    if (rank == 2) area.head(2).sample += 1;  // as if its number were that of another process
-    std::vector<float> in(90'000), out(90'000);
-    for (int turn = 0; turn < 3; ++turn) {
-      check_all(channel, rank, 3, in.data(), out.data(), 30'000, false);
-      CHECK_SAME(channel.last().came[int(Way::in_process)], 0u);
-    }
+    std::vector<float> in(60'000), out(60'000);
+    for (int turn = 0; turn < 2 * StoreTrials::kTries + 2; ++turn)
+      check_all(channel, rank, 2, in.data(), out.data(), 30'000, turn % 2);
   });
 }
 
+TEST(collectives_from_memory_in_place) {
+  check_collectives(2, 50'001, true, false);
+  check_collectives(3, 70'000, true, true);
+}
+
 TEST(collectives_over_paced_links) {
-  check_collectives(2, 100, By::rings, false, 1e9);
-  check_collectives(2, 30'000, By::rings, true, 1e9);
-  check_collectives(2, 30'000, By::heap, false, 1e9);
+  check_collectives(2, 100, false, false, 1e9);
+  check_collectives(2, 30'000, false, true, 1e9);
+  check_collectives(2, 30'000, true, false, 1e9);
 }
 
 // Sizes that only the two ends know, small and large at once.

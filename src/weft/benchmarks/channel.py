@@ -3,12 +3,10 @@ check them on this machine.
 
     small   the largest message that is sent inside the announcement, next to its flag
     chunk   the bytes that are posted in a ring at once, at least and at most: a quarter of the
-            message between these
-    shared  the same at most where all ranks read one ring. A ring holds 512 KiB of chunks
+            message between these. A ring holds 512 KiB of chunks
     stream  the size from which on results bypass the cache
-    copy    messages of 64 KiB and more are read from the memory of the peer's process, in one copy,
-            if that was faster than rings in the first calls of a size. "rings" and "one copy" are
-            either of them always
+    past    whether chunks in rings bypass the cache. Shipped is what was faster in the first calls
+            of a size; "rings cached" and "rings past" are either of them always
 
 All tunings take turns in one run. Between two calls of one tuning, the calls of others use the
 caches.
@@ -26,8 +24,8 @@ import torch.distributed as dist
 
 from weft.benchmarks import Check, Result
 from weft.collectives import group_channel as channels
+from weft.collectives.group_channel import ALWAYS, NEVER, Tuning
 from weft.collectives.group_channel import SHIPPED as TUNING
-from weft.collectives.group_channel import Tuning
 from weft.measure.launch import Report, launch
 
 WORLD = 2
@@ -36,30 +34,25 @@ KIB = (4, 16, 64, 256, 1024, 4096, 16384)
 KINDS = ("all_gather", "all_to_all", "all_reduce")
 
 _NEVER = 2**62
-_RINGS = TUNING._replace(remote=_NEVER)
-_PROCESS = TUNING._replace(tries=0)
 
 
 def _chunk(size: int) -> Tuning:
-    return _RINGS._replace(least_chunk=size, most_chunk=size, shared_chunk=size)
+    return TUNING._replace(least_chunk=size, most_chunk=size)
 
 
 SHIPPED = "shipped"
 TUNINGS: dict[str, Tuning] = {
     SHIPPED: TUNING,
     "small 8K": TUNING._replace(small=8 << 10),
-    "rings": _RINGS,
-    "chunk 16K+": _RINGS._replace(least_chunk=16 << 10),
+    "chunk 16K+": TUNING._replace(least_chunk=16 << 10),
     "chunk 32K": _chunk(32 << 10),
     "chunk 64K": _chunk(64 << 10),
     "chunk 256K": _chunk(256 << 10),
-    "stream 2M": _RINGS._replace(stream=2 << 20),
-    "no stream": _RINGS._replace(stream=_NEVER),
-    "one copy": _PROCESS,
-    "one copy 16K": _PROCESS._replace(remote=16 << 10),
+    "stream 2M": TUNING._replace(stream=2 << 20),
+    "no stream": TUNING._replace(stream=_NEVER),
+    "rings cached": TUNING._replace(past=NEVER),
+    "rings past": TUNING._replace(past=ALWAYS),
 }
-"""What is read from the memory of a process has no chunks of rings, so the tunings of these are
-without it."""
 
 Samples = dict[tuple[str, int], dict[str, list[float]]]
 

@@ -4,8 +4,8 @@ same bytes.
 MPICH is included if mpi4py and mpiexec are found next to this Python, or next to the one in
 WEFT_MPI_PYTHON; DeepSpeed's all-reduce over shared memory if this Python, or the one in
 WEFT_DEEPSPEED_PYTHON, has it. They run in processes of their own, in turns with weft's. A figure is
-the median of the runs, each of which gives the median of its samples; the spread is half the
-distance between the fastest and the slowest of weft's runs. Targets are ratios of such medians.
+the median of the runs, each of which gives the median of its samples; calls with which weft chooses
+how to store into rings come before them. The spread is half the distance between the fastest and the slowest of weft's runs. Targets are ratios of such medians.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from weft.benchmarks import Check, Result, part
+from weft.collectives.group_channel import TRIALS
 from weft.measure.launch import Report, all_gather_flat, launch
 from weft.measure.other_libraries import OtherLibrary, Times, find_deepspeed, find_mpich
 
@@ -104,8 +105,11 @@ def _arms(report: Report, with_gloo: bool) -> Mapping[str, Times]:
             "all_gather": partial(all_gather_flat, y, x),
             "all_reduce in place": partial(dist.all_reduce, both),
         }
-        for call in (*ours.values(), *bound.values()):
+        for call in bound.values():
             call()
+        for _ in range(TRIALS + 1):
+            for call in ours.values():
+                call()
 
         for _ in range(repeat):
             for arm, functions in (("weft", ours), ("memcpy", bound)):

@@ -42,28 +42,26 @@ now_ns = _native.now_ns
 
 class Tuning(NamedTuple):
     """How bytes of collectives move. small: bytes that travel with the announcement. least_chunk,
-    most_chunk, shared_chunk: of a chunk at least and at most, and at most where all ranks read one
-    ring. stream: of a result from which on it bypasses the cache. remote: of a message from which
-    on it may be read from the memory of the peer's process. tries: of that and of rings, before
-    the faster is chosen; 0: all that can be is read from the process."""
+    most_chunk: of a chunk in a ring. stream: of a result from which on it bypasses the cache. past:
+    whether chunks of rings do: TRIED, NEVER or ALWAYS."""
 
     small: int
     least_chunk: int
     most_chunk: int
-    shared_chunk: int
     stream: int
-    remote: int
-    tries: int
+    past: int
 
 
+TRIED, NEVER, ALWAYS = range(3)
+"""TRIED: what was faster for the first messages of a size."""
+TRIALS: int = _native.STORE_TRIALS
+"""How many messages of a size these are."""
 SHIPPED = Tuning(
     _native.SMALL_BYTES,
     _native.LEAST_CHUNK_BYTES,
     _native.MOST_CHUNK_BYTES,
-    _native.SHARED_CHUNK_BYTES,
     _native.STREAM_BYTES,
-    _native.REMOTE_BYTES,
-    _native.TRIES,
+    TRIED,
 )
 
 FOREVER = 2**63 - 1

@@ -30,9 +30,8 @@ ACTS: tuple[tuple[str, str], ...] = (
 
 WAYS: dict[str, str] = {
     "announcement": "up to {small} travel with the announcement: flag and data in one line",
-    "ring": "in chunks of {chunk} through rings that stay in the cache",
+    "ring": "in chunks of {chunk} through rings in shared memory",
     "in place": "the input is symmetric memory, which peers read where it lies",
-    "one copy": "large messages are read from the memory of the peer's process",
 }
 """How bytes can arrive, in the order of the native ways, with the reason."""
 

@@ -174,10 +174,8 @@ class Facts:
 SMALL_BYTES: int
 LEAST_CHUNK_BYTES: int
 MOST_CHUNK_BYTES: int
-SHARED_CHUNK_BYTES: int
 STREAM_BYTES: int
-REMOTE_BYTES: int
-TRIES: int
+STORE_TRIALS: int
 
 def learn_tensors(type: type, parameter: type) -> bool: ...
 def layouts_of(arguments: Sequence[object], graph: bool) -> bytes | None: ...
@@ -274,10 +272,8 @@ class Channel:
         small: int,
         least_chunk: int,
         most_chunk: int,
-        shared_chunk: int,
         stream: int,
-        remote: int,
-        tries: int,
+        past: int,
         /,
     ) -> None: ...
     def alike(

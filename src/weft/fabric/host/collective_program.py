@@ -4,7 +4,7 @@ before or after them.
 Nothing is staged, and no engine is woken: the calling thread moves the bytes. A rank enters the
 call, announces its part of the collective at once, and compares headers while it waits for its
 peers, so that the ranks meet only once. Products that are sent are made in private memory: from
-there they go through rings that stay in the cache, which is faster than reading them in place.
+there they go through rings, which is faster than reading them in place.
 """
 
 from __future__ import annotations
