@@ -70,6 +70,7 @@ struct Known {
   nb::object holds;    // whether the next such call is to be made like this
   nb::object ended;    // is told when a call started that has ended
   nb::object otherwise;  // goes on after any other outcome than ok
+  nb::object break_off;  // ends a call after an exception
   Matrix between;
 };
 
@@ -97,9 +98,11 @@ class KnownCalls {
 
   void remember(nb::handle arguments, bool graph, Known known) {
     std::string key;
-    if (layouts_of(arguments, graph, key))
-      calls_[std::move(key)] = std::make_shared<const Known>(std::move(known));
-    if (calls_.size() > kMost) calls_.clear();
+    if (!layouts_of(arguments, graph, key)) return;
+    // All calls have one block. If it was replaced, the others are not known any more.
+    const bool replaced = !calls_.empty() && !calls_.begin()->second->block.is(known.block);
+    if (replaced || calls_.size() >= kMost) forget();
+    calls_[std::move(key)] = std::make_shared<const Known>(std::move(known));
   }
   void forget() {
     const auto gone = std::move(calls_);  // their end may run Python, which may look here
@@ -126,8 +129,9 @@ class KnownCalls {
     nb::object y;
     try {
       y = known->make();
-    } catch (nb::python_error&) {  // no memory: the usual path fails too, and informs all ranks
-      return nb::none();
+    } catch (nb::python_error& error) {
+      if (!error.matches(PyExc_Exception)) throw;  // an interrupt
+      return nb::none();  // no memory: the usual path fails too, and informs all ranks
     }
     acquire_();
     struct Release {
@@ -171,7 +175,13 @@ class KnownCalls {
     // Its peers may expect another call from now on. Python knows, and remembers the next one anew.
     const auto now = calls_.find(key);
     if (now != calls_.end() && now->second == known) calls_.erase(now);
-    return known->otherwise(arguments, y, started, number, outcome);
+    try {
+      return known->otherwise(arguments, y, started, number, outcome);
+    } catch (nb::python_error& error) {
+      // An interrupt may be raised before `otherwise` has begun. The channel must let go of the operands.
+      known->break_off(number, error.value());
+      throw;
+    }
   }
 
  private:
@@ -194,6 +204,7 @@ nb::object again(nb::handle group, nb::handle arguments) {
   static PyObject* const default_group = name_of("default_pg");
   nb::object asked = group.is_none() ? nb::object(nb::getattr(watched.groups, default_group))
                                      : nb::borrow(group);
+  if (asked.is_none()) return nb::none();  // as are references to groups that are gone
   KnownCalls* calls = KnownCalls::of(asked.ptr());
   return calls == nullptr ? nb::none() : calls->again(arguments, graph);
 }
@@ -229,12 +240,13 @@ void bind_known(nb::module_& m) {
           "remember",
           [](KnownCalls& calls, nb::handle arguments, bool graph, nb::object call, nb::object block,
              nb::handle between, nb::object make, nb::object holds, nb::object ended,
-             nb::object otherwise) {
-            calls.remember(arguments, graph,
-                           {std::move(call), std::move(block), std::move(make), std::move(holds),
-                            std::move(ended), std::move(otherwise), matrix_of(between)});
+             nb::object otherwise, nb::object break_off) {
+            calls.remember(
+                arguments, graph,
+                {std::move(call), std::move(block), std::move(make), std::move(holds), std::move(ended),
+                 std::move(otherwise), std::move(break_off), matrix_of(between)});
           },
           "arguments"_a, "graph"_a, "call"_a, "block"_a, "between"_a, "make"_a, "holds"_a.none(),
-          "ended"_a, "otherwise"_a)
+          "ended"_a, "otherwise"_a, "break_off"_a)
       .def("forget", &KnownCalls::forget);
 }

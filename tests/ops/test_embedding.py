@@ -221,3 +221,28 @@ def test_kernels_of_all_processors_agree(dtype):
             bags.native.pool(0, 10, 0, dim, got.data_ptr(), dim * dtype.itemsize, kernels=name)
             tolerance = 1e-5 if dtype == torch.float32 else 2e-2
             torch.testing.assert_close(got.double(), want, rtol=tolerance, atol=tolerance)
+
+
+def compiled_gradient():
+    """A compiled graph has the gradient of a table, too."""
+    table = integers((10, 4), torch.float32, dist.get_rank()).requires_grad_()
+    index, offset = torch.tensor([1, 2, 3, 1]), torch.tensor([0, 2])
+    name = dist.group.WORLD.group_name
+
+    def loss(table):
+        y = torch.ops.weft.embedding_all_to_all([table], [index], [offset], "sum", [], name)
+        return (y * torch.arange(y.numel()).view_as(y)).sum()
+
+    with torch.no_grad():
+        loss(table)  # the columns of peers are known from here on
+    (want,) = torch.autograd.grad(loss(table), table)
+    with torch._dynamo.config.patch(
+        capture_dynamic_output_shape_ops=True, capture_scalar_outputs=True
+    ):
+        quick = torch.compile(loss, backend="aot_eager", fullgraph=True)
+        (got,) = torch.autograd.grad(quick(table), table)
+    assert torch.equal(got, want)
+
+
+def test_a_compiled_gradient(ranks):
+    ranks(2).run(compiled_gradient)

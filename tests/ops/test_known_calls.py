@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
+import time
 import weakref
 
 import pytest
@@ -237,6 +239,72 @@ def native_calls_leave_what_is_unusual_to_python():
 
 def test_native_calls_leave_what_is_unusual_to_python(renewed_ranks):
     renewed_ranks(2).run(native_calls_leave_what_is_unusual_to_python)
+
+
+def named_by_the_environment():
+    """A schedule that WEFT_SCHEDULE names is not that of later calls."""
+    x, w = torch.ones(2, 6), torch.ones(6, 5)
+    os.environ["WEFT_SCHEDULE"] = "serial"
+    try:
+        for _ in range(3):
+            weft.matmul_all_reduce(x, w)
+    finally:
+        del os.environ["WEFT_SCHEDULE"]
+    for _ in range(3):
+        weft.matmul_all_reduce(x, w)
+        assert "WEFT_SCHEDULE" not in weft.explain().why
+
+
+def test_a_schedule_that_the_environment_named(renewed_ranks):
+    renewed_ranks(2).run(named_by_the_environment)
+
+
+def after_the_group():
+    """Calls that were known to a group are refused when the group is destroyed."""
+    x, w = torch.ones(2, 6), torch.ones(6, 5)
+    for _ in range(3):
+        weft.matmul_all_reduce(x, w, schedule="serial")
+    dist.barrier()
+    dist.destroy_process_group()
+    gc.collect()
+    with pytest.raises(Unsupported):
+        weft.matmul_all_reduce(x, w, schedule="serial")
+
+
+def test_known_calls_end_with_their_group(fresh_ranks):
+    fresh_ranks(2).run(after_the_group)
+
+
+def interrupted_natively(delay):
+    """An interrupt that arrives while a known call waits in native code ends the call, and peers
+    hear of it at once; later calls of this rank are refused."""
+    rank = dist.get_rank()
+    x, w = torch.ones(64, 64), torch.ones(64, 64)
+    for _ in range(4):
+        weft.matmul_all_reduce(x, w, schedule="serial")
+    dist.barrier()
+    if rank == 0:
+        signal.signal(signal.SIGALRM, signal.default_int_handler)
+        signal.setitimer(signal.ITIMER_REAL, delay)
+        with pytest.raises(KeyboardInterrupt):
+            weft.matmul_all_reduce(x, w, schedule="serial")
+        kept = [torch.full((64, 64), 7.0) for _ in range(20)]
+        with pytest.raises(weft.Error, match="interrupted"):
+            weft.matmul_all_reduce(x, w, schedule="serial")
+        assert all((one == 7).all() for one in kept)
+        return
+    time.sleep(0.5)
+    began = time.monotonic()
+    with pytest.raises(weft.PeerLost) as lost:
+        for _ in range(2):
+            weft.matmul_all_reduce(x, w, schedule="serial")
+    assert lost.value.rank == 0
+    assert time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize("delay", [0.005, 0.02, 0.1])
+def test_an_interrupt_in_native_code(fresh_ranks, delay):
+    fresh_ranks(2).run(interrupted_natively, delay)
 
 
 def what_a_known_call_must_refuse():

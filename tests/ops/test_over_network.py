@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -13,6 +15,7 @@ import weft
 from weft.errors import Mismatch
 from weft.fabric.group import eager
 from weft.fabric.group.network_native import NetworkNative
+from weft.fabric.group.transfers import NetworkFlight
 
 
 @pytest.fixture
@@ -48,6 +51,66 @@ def _without_gradients():
 
 def test_tensors_that_require_gradients_under_no_grad(flat):
     flat(2).run(_without_gradients)
+
+
+def _one_column():
+    """A matrix of one column may have any last stride, which views of bytes do not take."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    for rows in (4, 300_000):
+        x = torch.full((1, rows), rank + 1.0).t()
+        w = torch.full((1, 2), 3.0)
+        for _ in range(3):
+            y = weft.all_gather_matmul(x, w, schedule="serial")
+            want = torch.cat([torch.full((rows, 2), 3.0 * (r + 1)) for r in range(world)])
+            assert torch.equal(y, want)
+
+
+def test_one_column(flat):
+    flat(2).run(_one_column)
+
+
+def _no_thread():
+    """A rank that can have no thread for its transfers raises that, and its peer hears of it."""
+    rank = dist.get_rank()
+    x, w = torch.ones(2000, 256), torch.ones(256, 8)
+    weft.all_gather_matmul(torch.ones(2, 256), w, schedule="serial")
+    dist.barrier()
+    if rank == 0:
+        lane, asked = NetworkNative._lane, []
+
+        def failing(native, peer, sends):
+            asked.append(peer)
+            if len(asked) == 2:
+                raise RuntimeError("can't start new thread")
+            return lane(native, peer, sends)
+
+        NetworkNative._lane = failing
+    with pytest.raises(RuntimeError if rank == 0 else weft.PeerLost, match=r"thread|gave up"):
+        weft.all_gather_matmul(x, w, schedule="serial")
+
+
+def test_no_thread_for_a_transfer(fresh_ranks):
+    began = time.monotonic()
+    fresh_ranks(2, WEFT_FABRIC="flat").run(_no_thread)
+    assert time.monotonic() - began < 30
+
+
+def _broken_transfer():
+    """What a thread raises in a transfer is the error of its own rank."""
+    rank = dist.get_rank()
+    x, w = torch.ones(2000, 256), torch.ones(256, 8)
+    if rank == 0:
+
+        def failing(flight, transfer):
+            raise ValueError("this rank cannot send")
+
+        NetworkFlight._send = failing
+    with pytest.raises(ValueError if rank == 0 else weft.PeerLost, match=r"cannot send|rank 0"):
+        weft.all_gather_matmul(x, w, schedule="serial")
+
+
+def test_a_transfer_that_raises(fresh_ranks):
+    fresh_ranks(2, WEFT_FABRIC="flat").run(_broken_transfer)
 
 
 # -- few bytes travel with headers -----------------------------------------------------------------

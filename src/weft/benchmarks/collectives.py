@@ -4,8 +4,9 @@ same bytes.
 MPICH is included if mpi4py and mpiexec are found next to this Python, or next to the one in
 WEFT_MPI_PYTHON; DeepSpeed's all-reduce over shared memory if this Python, or the one in
 WEFT_DEEPSPEED_PYTHON, has it. They run in processes of their own, in turns with weft's. A figure is
-the median of the runs, each of which gives the median of its samples; calls with which weft chooses
-how to store into rings come before them. The spread is half the distance between the fastest and the slowest of weft's runs. Targets are ratios of such medians.
+the median of the runs, each of which gives the median of its samples; the calls in which weft
+chooses how to store into rings come before them. The spread is half the distance between the
+fastest and the slowest of weft's runs. Targets are ratios of such medians.
 """
 
 from __future__ import annotations

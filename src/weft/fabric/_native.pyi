@@ -200,6 +200,7 @@ class KnownCalls:
         holds: Callable[[], bool] | None,
         ended: Callable[[float], None],
         otherwise: Callable[..., torch.Tensor],
+        break_off: Callable[[int, BaseException], None],
     ) -> None: ...
     def forget(self) -> None: ...
 

@@ -202,7 +202,8 @@ class Alone(NamedTuple):
     """A known call that native code makes from its arguments on. call: without its operands.
     block, between: the memory between the product and the collective. w, y: the names of its one
     weight and its one result. go_on: goes on with a call that has not ended yet, from its number
-    and its outcome so far (or the words of an error); returns as `QuickProgram.once` does."""
+    and its outcome so far (or the words of an error); returns as `QuickProgram.once` does.
+    break_off: ends a call of this number after an exception."""
 
     call: _native.SerialCall
     block: object
@@ -210,6 +211,7 @@ class Alone(NamedTuple):
     w: str
     y: str
     go_on: Callable[[int, Outcome | str], bool]
+    break_off: Callable[[int, BaseException], None]
 
 
 class QuickProgram(Program, Protocol):

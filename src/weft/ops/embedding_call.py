@@ -94,9 +94,7 @@ def _bind(
         bags: Bags | DeviceBags | None = None
         if fabric.device.type == "cpu" and (out is None or weights is None):
             bags = viewed(tables, indices, offsets, weights, modes, result)
-        if (
-            bags is None
-        ):  # a known call is checked, too, if its indices are not just as they must be
+        if bags is None:  # indices are not just as kernels take them, and a known call is checked
             checked_modes(tables, indices, offsets, mode, weights)
             check_result(out, shape if sure else None, size[2], [*tables, *(weights or [])])
             bags = _bags_of(tables, indices, offsets, weights, modes, result)

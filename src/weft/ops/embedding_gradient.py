@@ -14,6 +14,7 @@ from weft.fabric.host.bags import bags_of
 from weft.fabric.proposal import Proposal
 from weft.ops.embedding_inputs import Bagged, modes_of
 from weft.ops.embedding_optimizer import TableOptimizer, apply
+from weft.ops.modes import plain
 from weft.ops.operands import dtype_name, resolve_group
 from weft.ops.operator import Bound, Operator, register, run, session_for
 from weft.plan.embedding_gradient import EmbeddingGradient
@@ -37,6 +38,12 @@ class _Lookups:
     weight: torch.Tensor | None
     mode: str
     bags: torch.Tensor
+
+    def is_plain(self) -> bool:
+        """Whether native code may make a gradient. It may not where torch must see what that is
+        made from: in a compiled graph, or if a graph of the gradient is recorded."""
+        tensors = (self.table, self.index, self.offset, self.weight, self.bags)
+        return plain(tensors) and not torch.is_grad_enabled()
 
     def lengths(self) -> torch.Tensor:
         """The number of rows of every bag."""
@@ -67,15 +74,13 @@ def gradients(
     for_weights: Gradients = []
     found = _exchanged(dy, tables, indices, offsets, weights, mode, group)
     for number, (wanted, one) in enumerate(zip(wants_tables, found, strict=True)):
-        # Where a graph of the gradient is recorded, torch must see what it is made from.
-        seen = sparse or one.mode == "max" or torch.is_grad_enabled()
-        native = not seen and one.table.is_cpu
+        native = not sparse and one.mode != "max" and one.is_plain()
         wants_weight = bool(weights) and wants_weights[number]
         rows = _rows(one) if wants_weight or (wanted and not native) else None
         for_weights.append(_weight(one, rows) if rows is not None and wants_weight else None)
         if not wanted:
             for_tables.append(None)
-        elif native or rows is None:
+        elif rows is None:
             for_tables.append(_dense(one))
         else:
             for_tables.append(_table(one.table, one.index.long(), _weighted(one, rows), sparse))

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from weft import fabric as fabrics
 from weft.errors import Error
-from weft.fabric import Fabric, KnownCalls
+from weft.fabric import Fabric, KnownCalls, is_set
 from weft.fabric.interface import NOTHING_EXPOSED, PeerOutput, QuickProgram
 from weft.fabric.proposal import Items, proposal_of
 from weft.ops import modes
@@ -161,9 +161,14 @@ def _run_known(session: Session, known: Known, schedule: object, arguments: tupl
         elif known.decision.observe is not None:
             known.decision.observe(seconds)
         made = operands.result(results)
-        if seconds is not None and arguments[-1] is None and known.as_made:
+        if seconds is not None and _stays(known, arguments):
             _make_native(session, runner, known, schedule, arguments, tensors, made)
     return made
+
+
+def _stays(known: Known, arguments: tuple[Any, ...]) -> bool:
+    """Whether nothing but the arguments decides about such a call, and it makes its own result."""
+    return arguments[-1] is None and known.as_made and not is_set("WEFT_SCHEDULE")
 
 
 def _make_native(
@@ -212,6 +217,7 @@ def _make_native(
         None if known.still is None else known.holds,
         ended,
         otherwise,
+        alone.break_off,
     )
 
 

@@ -293,6 +293,8 @@ class NetworkNative:
                 return flight.outcome
             return (AGAIN, -1)
         inside = self.inner.finish(flight.inner)
+        if flight.failure is not None and not flight.cancelled:
+            raise flight.failure
         return flight.outcome if flight.outcome[0] != OK else inside
 
     def outcome(self, flight: NetworkFlight) -> Outcome:
@@ -311,6 +313,8 @@ class NetworkNative:
     def _first_hand(self, flight: NetworkFlight, outcome: Outcome) -> Outcome:
         """Translates the rank in an outcome from its number in the machine to that in the group. If
         a transfer failed, its own outcome, which names the peer, takes precedence."""
+        if flight.failure is not None:
+            raise flight.failure
         if outcome[0] in (OK, AGAIN, CANCELLED):
             return outcome
         if flight.outcome[0] != OK:

@@ -41,9 +41,11 @@ class Streams(Connections):
             try:
                 data = data[stream.send(data) :]
             except BlockingIOError:
-                go_on()
+                pass
             except OSError:
                 raise Lost from None
+            if data:
+                go_on()
 
     def receive(self, peer: int, room: memoryview, go_on: GoOn) -> None:
         """Fills a memory with the next bytes of a peer."""
@@ -51,11 +53,12 @@ class Streams(Connections):
         while room:
             try:
                 count = stream.recv_into(room, 0, socket.MSG_WAITALL)
+                if not count:
+                    raise Lost
+                room = room[count:]
             except BlockingIOError:
-                go_on()
-                continue
+                pass
             except OSError:
                 raise Lost from None
-            if not count:
-                raise Lost
-            room = room[count:]
+            if room:
+                go_on()

@@ -25,7 +25,6 @@ from weft.fabric.outcomes import (
     CANCELLED,
     CORRUPT,
     OK,
-    PEER_FAILED,
     PEER_LOST,
     TIMEOUT,
     Outcome,
@@ -110,6 +109,9 @@ class NetworkFlight:
         self.outcome: Outcome = (OK, -1)
         self.cancelled = False
         self._open: set[tuple[int, bool]] = set()
+        self._begun: set[tuple[int, bool]] = set()
+        self.failure: BaseException | None = None
+        """What a thread of this rank raised in a transfer."""
         self._awaits_sends = False
         self.changed = threading.Condition()
         self._spans: list[tuple[int, int, int]] = []
@@ -146,10 +148,15 @@ class NetworkFlight:
         )
         if came is not None:
             self._unpack(came)
-        for (peer, _), transfers in lanes.items():
-            lane_of(peer, transfers[0].sends).push(
-                lambda p=peer, t=transfers: self._run(p, t)  # type: ignore[misc]
-            )
+        try:
+            for (peer, sends), transfers in lanes.items():
+                lane_of(peer, sends).push(
+                    lambda p=peer, t=transfers: self._run(p, t)  # type: ignore[misc]
+                )
+        except BaseException:  # there is no other thread to be had, or this one is interrupted
+            with self.changed:
+                self._open &= self._begun
+            raise
 
     def _unpack(self, came: Mapping[int, Payload]) -> None:
         """Copies the bytes that came with the headers into their buffers. A peer that sent fewer or
@@ -201,6 +208,10 @@ class NetworkFlight:
     def _run(self, peer: int, transfers: Sequence[Transfer]) -> None:
         """Makes the transfers of a lane."""
         sends = transfers[0].sends
+        with self.changed:
+            if (peer, sends) not in self._open:
+                return
+            self._begun.add((peer, sends))
         try:
             free_at = _native.now_ns() if self.record else 0
             for transfer in transfers:
@@ -221,9 +232,9 @@ class NetworkFlight:
             pass
         except Lost:
             self.fail(PEER_LOST, peer)
-        except BaseException:
-            self.fail(PEER_FAILED, peer)
-            raise
+        except BaseException as error:
+            self.failure = error
+            self.fail(CANCELLED, -1)
         finally:
             with self.changed:
                 self._open.discard((peer, sends))
@@ -271,7 +282,10 @@ def view_of(whole: torch.Tensor, region: Region) -> torch.Tensor:
 def bytes_of(matrix: torch.Tensor) -> Payload:
     """A matrix as bytes, for numpy to copy: threads of torch would take cores from compute. It is
     detached, because gradient mode differs between threads."""
-    return matrix.detach().view(torch.uint8).numpy()
+    matrix = matrix.detach()
+    if matrix.shape[1] == 1:  # its last stride may be anything, and a view of bytes needs 1
+        matrix = matrix.as_strided(matrix.shape, (matrix.stride(0), 1))
+    return matrix.view(torch.uint8).numpy()
 
 
 def _line(flat: Payload) -> memoryview:

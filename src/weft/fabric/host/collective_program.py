@@ -146,7 +146,8 @@ class CollectiveProgram:
             self.fabric.memory.kept,
             self._known_call(proposal),
         )
-        return Alone(known, block, between, *self.names[0], partial(self._go_on, known))
+        go_on, ends = partial(self._go_on, known), partial(break_off, self.fabric)
+        return Alone(known, block, between, *self.names[0], go_on, ends)
 
     def _known_call(self, proposal: Proposal) -> _native.SerialCall:
         """The native call with this rank's header. A program nearly always has the same."""

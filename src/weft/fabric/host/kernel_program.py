@@ -71,6 +71,9 @@ def _has_many_rows(task: AnyTask) -> bool:
     return isinstance(task, KernelTiles) and any(part.c.rows > MOST_ROWS for part in task.parts)
 
 
+_NEEDS = "what 'slices of peers' needs"
+
+
 class KernelProgram(EngineProgram):
     """A plan compiled for one rank, as one native kernel."""
 
@@ -144,7 +147,9 @@ class KernelProgram(EngineProgram):
                 torch.get_num_threads(),
             )
             if outcome[0] != OK:
-                outcome = fabric.wait(known.go, self.label, "what 'slices of peers' needs", outcome)
+                outcome = fabric.wait(known.go, self.label, _NEEDS, outcome)
+            if outcome[0] not in (OK, DISAGREE):
+                raise fabric.failure(outcome, self.label, _NEEDS)
         except BaseException as error:
             break_off(fabric, number, error)
             raise
