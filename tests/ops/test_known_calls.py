@@ -296,8 +296,7 @@ def interrupted_natively(delay):
     time.sleep(0.5)
     began = time.monotonic()
     with pytest.raises(weft.PeerLost) as lost:
-        for _ in range(2):
-            weft.matmul_all_reduce(x, w, schedule="serial")
+        weft.matmul_all_reduce(x, w, schedule="serial")
     assert lost.value.rank == 0
     assert time.monotonic() - began < 10
 
