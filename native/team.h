@@ -48,7 +48,9 @@ template <class Block>
 void in_blocks(int threads, uint64_t count, uint64_t unit_bytes, const Block& block) {
   if (count == 0) return;
   const uint64_t enough = unit_bytes ? (kPartBytes + unit_bytes - 1) / unit_bytes : kPartBytes;
-  const uint64_t together = threads > 1 ? enough : count;
+  // Large blocks are better to read ahead in; four for each thread are enough to share the work out.
+  const uint64_t share = count / (4 * uint64_t(threads));
+  const uint64_t together = threads > 1 ? std::clamp(share, enough, 8 * enough) : count;
   in_parts(threads, (count + together - 1) / together, [&](size_t part) {
     const uint64_t first = part * together;
     block(first, std::min(together, count - first));

@@ -164,7 +164,8 @@ class KernelProgram(EngineProgram):
         return self._known[1]
 
     def repeat(self, proposal: Proposal) -> ProductRepeat | None:
-        if self.layout != (BUFFERS, SLOTS):
+        buffers, slots = self.layout
+        if buffers != BUFFERS or slots != (SLOTS if self.fabric.world > 1 else []):
             return None
         return (ManyRowsRepeat if self.outside else ProductRepeat)(self, proposal)
 

@@ -21,6 +21,7 @@ from weft.fabric.host.process_call import break_off
 from weft.fabric.interface import PeerOutput
 from weft.fabric.outcomes import DISAGREE, OK, OUTSIDE, Outcome
 from weft.fabric.proposal import Proposal
+from weft.fabric.reach import WorkspaceBlock
 from weft.plan.tasks import KernelTiles, Part
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 BUFFERS = ["x", "w", "y", "partial", "inbox"]
 """The buffers of the kernel, in the order of the native code."""
 SLOTS = ["inbox", "y"]
+_NO_INBOX = WorkspaceBlock.of(torch.empty(0, dtype=torch.uint8, device="cpu"), 0)
+"""Of a rank without peers."""
 _UNUSED: Place = (0, 0, False, 0, 0)
 """Of a weight that only torch reads."""
 
@@ -72,7 +75,9 @@ class ProductRepeat:
             self._pitch = x.stride(0) * item if x.dim() == 2 else k * item
         call = fabric.next_call()
         try:
-            inbox = fabric.memory.workspace("inbox", workspace["inbox"], call % 2)
+            inbox = _NO_INBOX
+            if workspace:
+                inbox = fabric.memory.workspace("inbox", workspace["inbox"], call % 2)
             outcome = native.start(
                 fabric.heap,
                 call,
