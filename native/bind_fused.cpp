@@ -123,19 +123,6 @@ void bind_fused(nb::module_& m) {
   });
 
   nb::class_<Bags>(m, "Bags")
-      .def(nb::init<>())
-      .def(
-          "add",
-          [](Bags& bags, uint64_t data, int type, uint64_t rows, uint64_t dim, uint64_t column,
-             uint64_t indices, bool wide_indices, uint64_t num_indices, uint64_t offsets,
-             bool wide_offsets, uint64_t num_bags, uint64_t weights, int pooling, int out) {
-            bags.add({pointer(data), Type(type), rows, dim, column, pointer(indices), wide_indices,
-                      num_indices, pointer(offsets), wide_offsets, num_bags, pointer(weights),
-                      Pooling(pooling), Type(out)});
-          },
-          "data"_a, "type"_a, "rows"_a, "dim"_a, "column"_a, "indices"_a, "wide_indices"_a,
-          "num_indices"_a, "offsets"_a, "wide_offsets"_a, "num_bags"_a, "weights"_a,
-          "pooling"_a, "out"_a)
       .def(
           "check", [](const Bags& bags) { return bags.check(best_kernels()); }, Unlocked())
       .def(

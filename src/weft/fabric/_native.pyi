@@ -363,24 +363,6 @@ def has_team() -> bool: ...
 def num_process_cores() -> int: ...
 
 class Bags:
-    def __init__(self) -> None: ...
-    def add(
-        self,
-        data: int,
-        type: int,
-        rows: int,
-        dim: int,
-        column: int,
-        indices: int,
-        wide_indices: bool,
-        num_indices: int,
-        offsets: int,
-        wide_offsets: bool,
-        num_bags: int,
-        weights: int,
-        pooling: int,
-        out: int,
-    ) -> None: ...
     def check(self) -> tuple[int, int, int]: ...
     def pool(
         self,

@@ -111,31 +111,14 @@ def bags_of(
 ) -> Bags:
     """The bags of any tensors that have been checked."""
     found = viewed(tables, indices, offsets, weights, modes, out)
-    if found is not None:
-        return found
-    native, column = _native.Bags(), 0
-    indices, offsets = [i.contiguous() for i in indices], [o.contiguous() for o in offsets]
-    given = [None] * len(tables) if weights is None else [w.contiguous() for w in weights]
-    for table, index, offset, weight, mode in zip(
-        tables, indices, offsets, given, modes, strict=True
-    ):
-        rows, dim = table.shape
-        native.add(
-            table.data_ptr(),
-            _TYPES[table.dtype],
-            rows,
-            dim,
-            column,
-            index.data_ptr(),
-            index.dtype == torch.int64,
-            index.shape[0],
-            offset.data_ptr(),
-            offset.dtype == torch.int64,
-            offset.shape[0],
-            0 if weight is None else weight.data_ptr(),
-            POOLING[mode],
-            _TYPES[out],
+    if found is None:
+        found = viewed(
+            tables,
+            [index.contiguous() for index in indices],
+            [offset.contiguous() for offset in offsets],
+            None if weights is None else [w.contiguous().resolve_neg() for w in weights],
+            modes,
+            out,
         )
-        column += dim
-    kept = None if weights is None else [w for w in given if w is not None]
-    return Bags(native, tables, indices, offsets, kept)
+    assert found is not None, "lookups of checked tensors can be made"
+    return found

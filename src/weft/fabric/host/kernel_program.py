@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, cast
 import torch
 
 from weft.dtype import DTYPES, kernel_numbers
-from weft.errors import Error
 from weft.fabric import _native
 from weft.fabric.deadlines import nanoseconds
 from weft.fabric.host.bags import Bags
 from weft.fabric.host.engine_program import EngineProgram, counters_of
 from weft.fabric.host.packing import packed
-from weft.fabric.host.process_call import ProcessCall, break_off, place, refuse_call
+from weft.fabric.host.process_call import ProcessCall, break_off, place
 from weft.fabric.host.process_flight import UNRECORDED, Ended
 from weft.fabric.host.product_repeat import (
     BUFFERS,
@@ -132,11 +131,7 @@ class KernelProgram(EngineProgram):
         fabric = self.fabric
         number, known = fabric.next_call(), self._known_call(proposal)
         try:
-            try:
-                placed = place(fabric, exposed, number)
-            except Error as error:
-                refuse_call(fabric, number, proposal, error)
-                raise
+            placed = place(fabric, exposed, number, proposal)
             outcome = known.pool(
                 fabric.heap,
                 number,

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn, cast
 import torch
 
 from weft.dtype import DTYPES, ON_HOST
-from weft.errors import Error
 from weft.fabric import _native
 from weft.fabric.deadlines import nanoseconds
 from weft.fabric.host.engine_program import Counter, EngineProgram, counters_of
@@ -22,7 +21,6 @@ from weft.fabric.host.process_call import (
     ProcessCall,
     break_off,
     place,
-    refuse_call,
     wait_released,
 )
 from weft.fabric.host.process_flight import UNRECORDED, Ended, copy_spans, quiesce
@@ -155,11 +153,7 @@ class LaneProgram(EngineProgram):
         fabric = self.fabric
         number, known = fabric.next_call(), self._known_call(proposal)
         try:
-            try:
-                placed = place(fabric, exposed, number)
-            except Error as error:
-                refuse_call(fabric, number, proposal, error)
-                raise
+            placed = place(fabric, exposed, number, proposal)
             self.add_workspace(placed.shared, tensors)
             buffers = [tensors[name] for name in self.names]
             patience = nanoseconds(fabric.deadline)

@@ -29,8 +29,19 @@ class Placed(NamedTuple):
     in_place: bool
 
 
-def place(fabric: ProcessFabric, exposed: Exposed, number: int) -> Placed:
-    """Places the memory that peers may touch in a call. Raises if it does not suffice."""
+def place(fabric: ProcessFabric, exposed: Exposed, number: int, proposal: Proposal) -> Placed:
+    """Places the memory that peers may touch in a call. If it does not suffice, all ranks raise."""
+    try:
+        return _place(fabric, exposed, number)
+    except Error as error:
+        # This rank enters the call with the error in place of its proposal.
+        refused = Proposal.of_error(proposal.operation, error)
+        fabric.reach.enter(number, refused.signature, [], refused.blob, None)
+        fabric.agree(number, (), fabric.deadline_ns(), proposal.operation)
+        raise
+
+
+def _place(fabric: ProcessFabric, exposed: Exposed, number: int) -> Placed:
     offsets: list[int] = []
     shared: dict[str, WorkspaceBlock] = {}
     if fabric.world == 1:
@@ -50,13 +61,6 @@ def place(fabric: ProcessFabric, exposed: Exposed, number: int) -> Placed:
     if outputs:
         offsets += [output.offset for output in outputs.values()]
     return Placed(offsets, shared, in_place)
-
-
-def refuse_call(fabric: ProcessFabric, number: int, proposal: Proposal, error: Error) -> None:
-    """Enters a call with an error in place of its proposal, so that all ranks raise it."""
-    refused = Proposal.of_error(proposal.operation, error)
-    fabric.reach.enter(number, refused.signature, [], refused.blob, None)
-    fabric.agree(number, (), fabric.deadline_ns(), proposal.operation)
 
 
 def wait_released(fabric: ProcessFabric, number: int, label: str) -> None:
@@ -121,11 +125,7 @@ class ProcessCall:
 
     def _enter(self) -> None:
         proposal, fabric = self._proposal, self.fabric
-        try:
-            placed = place(fabric, self._exposed, self.number)
-        except Error as error:
-            refuse_call(fabric, self.number, proposal, error)
-            raise
+        placed = place(fabric, self._exposed, self.number, proposal)
         self.shared, self._in_place = placed.shared, placed.in_place
         if not self._entered:
             engines = None if self._expected is None else getattr(self._expected, "engines", None)
