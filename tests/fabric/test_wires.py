@@ -1,9 +1,10 @@
-"""The connections over which headers travel, without ranks: two ends in this process."""
+"""The connections over which headers and transfers travel, without ranks: two ends in this process."""
 
 from __future__ import annotations
 
 import socket
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from weft.fabric import _native
 from weft.fabric.group.connecting import Door
 from weft.fabric.group.eager import MOST_BYTES
 from weft.fabric.group.headers import BYE, HEADER_BYTES, write_header
+from weft.fabric.group.streams import Lost, Streams
 from weft.fabric.group.wires import MOST_PARTS, Wires
 from weft.fabric.outcomes import CORRUPT, PEER_LEFT, PEER_LOST
 
@@ -142,3 +144,50 @@ def test_no_way_to_a_peer_is_said():
     with pytest.raises(Unsupported, match="rank 1 has not connected"):
         door.connect(0, [door.card, card], 0.1, lambda: None)
     door.close()
+
+
+class _Enough(Exception):
+    pass
+
+
+def test_a_stream_that_trickles_is_looked_after():
+    """A transfer can be ended while bytes still come, one by one."""
+    here, there = socket.socketpair()
+    streams, over = Streams({1: here}), threading.Event()
+
+    def trickle():
+        while not over.wait(0.01):
+            there.send(b"x")
+
+    sender = threading.Thread(target=trickle)
+    sender.start()
+    looks = []
+
+    def go_on():
+        looks.append(time.monotonic())
+        if len(looks) == 3:
+            raise _Enough
+
+    began = time.monotonic()
+    try:
+        with pytest.raises(_Enough):
+            streams.receive(1, memoryview(bytearray(1 << 20)), go_on)
+    finally:
+        over.set()
+        sender.join()
+        there.close()
+    assert time.monotonic() - began < 10
+
+
+def test_a_stream_whose_peer_takes_nothing_is_looked_after():
+    here, there = socket.socketpair()
+    streams = Streams({1: here})
+
+    def go_on():
+        raise _Enough
+
+    with pytest.raises(_Enough):
+        streams.send(1, memoryview(bytes(64 << 20)), go_on)
+    there.close()
+    with pytest.raises(Lost):
+        streams.receive(1, memoryview(bytearray(1)), go_on)
