@@ -1,4 +1,4 @@
-"""The connections over which headers and transfers travel, without ranks: two ends in this process."""
+"""Connections for headers and for transfers, without ranks: both ends are in this process."""
 
 from __future__ import annotations
 
