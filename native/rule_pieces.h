@@ -117,7 +117,7 @@ class Pieces {
     Piece piece;
     for (int64_t one : columns) {
       auto [launch, working, fewer, traffic] = cost(rows, one, k);
-      if (launch == 0.0) continue;
+      if (working == 0.0) continue;  // there is no product; a launch may cost nothing
       if (sums >= 0.0)
         traffic += double(rows) * double(one) * ((1.0 + sums) * n_.sum_bytes - n_.result);
       const double body = std::max(working, n_.latency + traffic / n_.bandwidth);

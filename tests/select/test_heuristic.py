@@ -56,6 +56,15 @@ def test_gemm_times_of_a_calibrated_host_are_those_of_the_simulator():
     assert half.cost(64, 64, 64, 0.0, 1)[1] == pytest.approx(2 * whole.cost(64, 64, 64, 0.0, 1)[1])
 
 
+def test_a_launch_that_costs_nothing_is_no_product_that_costs_nothing():
+    """The calls of a host may be too quick for their launches to be measured."""
+    machine, operation = this_host.default(), AllGatherMatmul.of(512, 1536, 512, 2)
+    linked = this_host.with_link(machine, Link.parse("0.1GB/s"))
+    free = replace(linked, launch=replace(linked.launch, kernel=0.0))
+    for schedule, seconds in estimates(linked, operation).items():
+        assert estimates(free, operation)[schedule] == pytest.approx(seconds, rel=0.02), schedule
+
+
 @pytest.mark.parametrize("name", MACHINES)
 def test_serial_and_shards_take_what_they_simulate_to(name):
     """Where nothing is left to averages, the rule is the simulation in closed form."""
