@@ -2,7 +2,8 @@
 
 Both arms use the same paced link. `weft.measure.emulate` runs torch's collectives on it: the same
 bytes over the same links, with weft's serial schedule. The rate of the link is chosen so that the
-torch arm spends 40 % of its time in collectives. That share includes staging and sums.
+torch arm spends 40 % of its time in collectives. That share includes staging and sums. Steps in
+which `auto` still compares its choices come before those that are measured.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from weft.measure.emulate import Traffic, plain_collectives
 from weft.measure.launch import Report, launch
 from weft.measure.measurement import interleaved
 from weft.models.small_llama import Kind, Llama, LlamaShape, parallelize
+from weft.select.guard import MOST_CALLS
 
 SHAPE = LlamaShape(size=512, hidden=1536, num_heads=8, num_layers=4, vocabulary=256)
 SEQUENCE = 512
@@ -73,6 +75,9 @@ def _measure(report: Report, shape: LlamaShape, sequence: int, repeat: int) -> d
         arms = {"torch": plain, "weft": arm("weft")}
         rate, memory = _rate(plain, traffic, report)
         weft.configure(link=Link(rate))
+        for step in range(steps := -(-MOST_CALLS // shape.num_layers)):
+            report(step / steps, "auto compares its choices")
+            arms["weft"]()
         inside: list[float] = []
 
         def observed() -> None:
