@@ -80,9 +80,10 @@ def gradients(
         for_weights.append(_weight(one, rows) if rows is not None and wants_weight else None)
         if not wanted:
             for_tables.append(None)
-        elif rows is None:
+        elif native:
             for_tables.append(_dense(one))
         else:
+            assert rows is not None
             for_tables.append(_table(one.table, one.index.long(), _weighted(one, rows), sparse))
     return for_tables, for_weights if weights else []
 
