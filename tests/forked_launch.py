@@ -43,6 +43,9 @@ class _Process:
             raise subprocess.TimeoutExpired("a forked rank", timeout or 0.0)
         return self._process.exitcode
 
+    def send_signal(self, number: int) -> None:
+        os.kill(self._process.pid, number)
+
     def kill(self) -> None:
         self._process.kill()
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ import torch.distributed as dist
 
 import weft
 from weft.loom.build import why_not
+from weft.measure import rank_processes
 
 PROGRAM = """
 import torch, torch.distributed as dist, weft
@@ -88,6 +90,39 @@ def test_errors_name_the_rank(kind, error, words):
 
 
 @pytest.mark.skipif(why_not() != "", reason=why_not())
+class _Late:
+    """An argument that keeps rank 1 from joining the group, and says when it does."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return _be_late, (self.path,)
+
+
+def _be_late(path):
+    if os.environ["RANK"] == "1":
+        path.touch()
+        time.sleep(600)
+
+
+def test_a_rank_that_does_not_join_is_named_and_says_what_it_does(monkeypatch, tmp_path, capsys):
+    here = tmp_path / "here"
+
+    def give_up():
+        while not here.exists():
+            time.sleep(0.05)
+        monkeypatch.setattr(rank_processes, "_JOIN", 0.0)
+
+    waiting = threading.Thread(target=give_up, daemon=True)
+    waiting.start()
+    with pytest.raises(weft.Error, match=r"1 did not join the group within 0 s"):
+        weft.launch(_own_result, _Late(here), world=2)
+    waiting.join()
+    said = capsys.readouterr().err.splitlines()
+    assert any(line.startswith("[rank 1]") and "in _be_late" in line for line in said)
+
+
 def test_tensors_of_a_device_come_back_on_the_cpu():
     (made,) = weft.launch(_own_result, "loom", world=1, device="loom")
     assert made.device.type == "cpu"

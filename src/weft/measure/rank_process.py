@@ -8,6 +8,7 @@ part, and may as well be a notebook, `python -c` or standard input.
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import io
 import os
 import pickle
@@ -71,6 +72,8 @@ def main(pipe: Connection) -> None:
         _prepare(start)
         dist.init_process_group(start.backend, store=store, rank=start.rank, world_size=start.world)
         dist.barrier()  # a rank that fails at once must not leave others while they connect
+        faulthandler.unregister(signal.SIGUSR1)
+        _send(pipe, "joined", None)
         result = function(report, *arguments, **options)
         dist.barrier()
         _flush()

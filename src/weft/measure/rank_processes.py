@@ -23,12 +23,14 @@ import cloudpickle
 from torch._C._distributed_c10d import TCPStore
 
 from weft.errors import Error, RankFailed, Unsupported
+from weft.fabric.rendezvous import listed
 from weft.measure.hosts import Hosts
 from weft.measure.rank_process import Report, Start
 
 _BOOT = """
-import signal, sys
+import faulthandler, signal, sys
 signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started this rank is interrupted and ends it
+faulthandler.register(signal.SIGUSR1)  # until it has joined its group: see `_not_joined`
 from multiprocessing.connection import Connection
 pipe = Connection(int(sys.argv[1]))
 sys.path[:], sys.argv[:] = pipe.recv()
@@ -36,6 +38,9 @@ from weft.measure.rank_process import main
 main(pipe)
 """
 
+_JOIN = 180.0
+"""Seconds in which all ranks must have joined their group: a few are enough, but a busy machine
+may take long to start Python and torch."""
 _OTHERS = 3.0
 """Seconds after a failure in which the other ranks may fail by themselves, and say why."""
 _END = 5.0
@@ -191,6 +196,7 @@ def _collect(ranks: list[_Rank], report: Report | None, named: bool) -> list[Any
     results: dict[int, Any] = {}
     failures: list[_Failure] = []
     first: float | None = None
+    joining, began = set(ranks), time.monotonic()
     pipes: dict[Any, _Rank] = {rank.pipe: rank for rank in ranks}
     while pipes:
         streams: dict[Any, _Rank] = {stream: rank for rank in ranks for stream in rank.streams}
@@ -204,6 +210,9 @@ def _collect(ranks: list[_Rank], report: Report | None, named: bool) -> list[Any
                 if report is not None:
                     report(*value)
                 continue
+            joining.discard(rank)
+            if kind == "joined":
+                continue
             del pipes[ready]
             if kind == "result":
                 results[rank.number] = value
@@ -212,9 +221,25 @@ def _collect(ranks: list[_Rank], report: Report | None, named: bool) -> list[Any
                 first = first or time.monotonic()
         if first is not None and time.monotonic() - first > _OTHERS:
             break
+        if joining and not failures and time.monotonic() - began > _JOIN:
+            raise _not_joined(joining)
     if failures:
         raise _cause(failures, named)
     return [results[rank.number] for rank in ranks]
+
+
+def _not_joined(ranks: set[_Rank]) -> Error:
+    """The error for ranks that do not join their group. They print where they are."""
+    for rank in ranks:
+        rank.process.send_signal(signal.SIGUSR1)
+    until = time.monotonic() + 1.0
+    while time.monotonic() < until:
+        if not _forward(list(ranks), 0.1):
+            time.sleep(0.05)
+    return Error(
+        f"{listed(sorted(rank.number for rank in ranks))} did not join the group within {_JOIN:g} "
+        "s; what they were doing is printed above"
+    )
 
 
 @dataclass(frozen=True)
