@@ -282,18 +282,20 @@ def interrupted_natively(delay):
     x, w = torch.ones(64, 64), torch.ones(64, 64)
     for _ in range(4):
         weft.matmul_all_reduce(x, w, schedule="serial")
-    dist.barrier()
+    store = dist.distributed_c10d._get_default_store()
     if rank == 0:
         signal.signal(signal.SIGALRM, signal.default_int_handler)
-        signal.setitimer(signal.ITIMER_REAL, delay)
-        with pytest.raises(KeyboardInterrupt):
-            weft.matmul_all_reduce(x, w, schedule="serial")
+        while weft.fabric.of().broken is None:  # on a busy machine it may come before the call
+            with pytest.raises(KeyboardInterrupt):
+                signal.setitimer(signal.ITIMER_REAL, delay)
+                weft.matmul_all_reduce(x, w, schedule="serial")
+        store.set("interrupted", "")
         kept = [torch.full((64, 64), 7.0) for _ in range(20)]
         with pytest.raises(weft.Error, match="interrupted"):
             weft.matmul_all_reduce(x, w, schedule="serial")
         assert all((one == 7).all() for one in kept)
         return
-    time.sleep(0.5)
+    store.wait(["interrupted"])
     began = time.monotonic()
     with pytest.raises(weft.PeerLost) as lost:
         weft.matmul_all_reduce(x, w, schedule="serial")
