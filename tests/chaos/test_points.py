@@ -25,14 +25,14 @@ from weft import PeerLost, fabric
 from weft.fabric import _native
 
 NATIVE = Path(__file__).parents[2] / "native"
-WITHIN = 4.0
-"""Seconds after the end of a rank in which its peers must know: two, and as much again for a
-machine that is busy with other tests. The deadline is twenty."""
 
 VICTIM = 1
 
 CASES = [(name, point) for name, scenario in SCENARIOS.items() for point in scenario.points]
 ALL = os.environ.get("WEFT_CHAOS") == "all"
+WITHIN = 2.0 if ALL else 4.0
+"""Seconds after the end of a rank in which its peers must know: two, and in `make test` as much
+again, for a machine that is busy with other work. The deadline is twenty."""
 DAYS = 8
 """In how many days `make test` stops a rank at every point."""
 

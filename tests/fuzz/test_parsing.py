@@ -202,28 +202,48 @@ def test_csv_files(text, tmp):
     from_text(tmp, ".csv", text, from_csv)
 
 
-CONFIG = json.dumps(
-    {
-        "model_type": "llama",
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "vocab_size": 128256,
-    }
+SIZES = {
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "sliding_window": 4096,
+}
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "mlp_only_layers": [0], "moe_layer_freq": 2}
+LATENT = {
+    "kv_lora_rank": 512,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 128,
+    "v_head_dim": 128,
+    "n_routed_experts": 16,
+    "n_shared_experts": 2,
+    "moe_intermediate_size": 2048,
+    "first_k_dense_replace": 1,
+    "num_experts_per_tok": 4,
+}
+CONFIG = json.dumps({"model_type": "llama", **SIZES})
+CONFIGS = (
+    mutated(CONFIG)
+    | mutated(json.dumps({"model_type": "qwen2_moe", **SIZES, **EXPERTS}))
+    | mutated(json.dumps({"model_type": "deepseek_v3", **SIZES, **LATENT}))
 )
 
 
-@given(text=mutated(CONFIG) | some.text())
+@given(text=CONFIGS | some.text())
 @example(text="[" * 100_000)
 @example(text='{"hidden_size": ' + "9" * 5000 + "}")
+@example(text=CONFIG.replace("4096", "9" * 500))
+@example(text=json.dumps({**SIZES, **EXPERTS, "num_hidden_layers": 10**15}))
+@example(text=json.dumps({**SIZES, **EXPERTS, "mlp_only_layers": ["first"]}))
+@example(text=json.dumps({**SIZES, **EXPERTS, "mlp_only_layers": 3}))
 def test_configs_of_models(text, tmp):
     from_text(tmp, ".json", text, lambda path: read_config(path, Run()))
 
 
 @given(
-    text=mutated(CONFIG).map(lambda text: text.encode(errors="surrogatepass")) | some.binary(),
+    text=CONFIGS.map(lambda text: text.encode(errors="surrogatepass")) | some.binary(),
     world=some.integers(0, 9999),
 )
 @example(text=b"[" * 100_000, world=8)

@@ -275,6 +275,11 @@ def test_known_calls_end_with_their_group(fresh_ranks):
     fresh_ranks(2).run(after_the_group)
 
 
+def _interrupted_after(delay, call):
+    signal.setitimer(signal.ITIMER_REAL, delay)
+    call()
+
+
 def interrupted_natively(delay):
     """An interrupt that arrives while a known call waits in native code ends the call, and peers
     hear of it at once; later calls of this rank are refused."""
@@ -287,8 +292,7 @@ def interrupted_natively(delay):
         signal.signal(signal.SIGALRM, signal.default_int_handler)
         while weft.fabric.of().broken is None:  # on a busy machine it may come before the call
             with pytest.raises(KeyboardInterrupt):
-                signal.setitimer(signal.ITIMER_REAL, delay)
-                weft.matmul_all_reduce(x, w, schedule="serial")
+                _interrupted_after(delay, lambda: weft.matmul_all_reduce(x, w, schedule="serial"))
         store.set("interrupted", "")
         kept = [torch.full((64, 64), 7.0) for _ in range(20)]
         with pytest.raises(weft.Error, match="interrupted"):

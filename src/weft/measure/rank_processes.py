@@ -38,7 +38,7 @@ from weft.measure.rank_process import main
 main(pipe)
 """
 
-_JOIN = 180.0
+_JOIN = 300.0
 """Seconds in which all ranks must have joined their group: a few are enough, but a busy machine
 may take long to start Python and torch."""
 _OTHERS = 3.0

@@ -47,7 +47,7 @@ def launch(
     Raises:
         RankFailed: a rank raised an exception. It names the rank and has its traceback.
         Error: a rank raised this error of weft, ended without one, or did not join the group in
-            three minutes. It names the rank.
+            five minutes. It names the rank.
     """
     if not callable(function):
         raise Unsupported(f"launch takes a function first, not {type(function).__name__}")

@@ -25,6 +25,8 @@ PARALLELISMS = ("sequence", "tensor", "expert")
 STEPS = ("forward", "train")
 UNGATED = frozenset({"gpt_neox", "opt", "phi", "starcoder2", "falcon", "bloom", "gptj", "mpt"})
 """Model types whose MLPs have one matrix on the way up instead of two."""
+LARGEST, MOST_LAYERS = 1 << 32, 1 << 16
+"""The largest size, and the most layers, that a config may give. What is larger is a mistake."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ class _Config:
         self.where = where
         self.kind = str(self.table.get("model_type", "transformer"))
         self.hidden = self.count("hidden_size")
-        self.layers = self.count("num_hidden_layers")
+        self.layers = self.count("num_hidden_layers", most=MOST_LAYERS)
         self.heads = self.count("num_attention_heads")
         self.kv_heads = self.count("num_key_value_heads", default=self.heads)
         if self.heads % self.kv_heads:
@@ -129,7 +131,7 @@ class _Config:
             self.count("n_shared_experts", default=0) * self.expert_ffn
         )
 
-    def count(self, *names: str, default: int | None = None) -> int:
+    def count(self, *names: str, default: int | None = None, most: int = LARGEST) -> int:
         """The first of these keys that is there, as a whole number."""
         for name in names:
             value = self.table.get(name)
@@ -139,6 +141,8 @@ class _Config:
                 raise Unsupported(f"{self.where}: {name} must be a whole number, not {value!r}")
             if value == 0 and default is None:
                 raise Unsupported(f"{self.where}: {name} must be at least 1, not 0")
+            if value > most:
+                raise Unsupported(f"{self.where}: {name} must be at most {most}")
             return value
         if default is None:
             raise Unsupported(
@@ -170,12 +174,14 @@ class _Config:
         if (step := self.table.get("interleave_moe_layer_step")) is not None:
             every = self.count("interleave_moe_layer_step") if step else 1
         listed = self.table.get("mlp_only_layers") or []
+        if not isinstance(listed, list) or not all(isinstance(one, int) for one in listed):
+            raise Unsupported(f"{self.where}: mlp_only_layers must be a list of whole numbers")
         plain = {number for number in range(self.layers) if number < first}
         # Layers that every `every`-th one is sparse of: the last of each group, or the first where
         # the config counts from `first_k_dense_replace` on.
         offset = 0 if "moe_layer_freq" in self.table else 1
         plain |= {n for n in range(self.layers) if (n + offset) % max(1, every)}
-        plain |= {int(number) for number in listed if 0 <= int(number) < self.layers}
+        plain |= {number for number in listed if 0 <= number < self.layers}
         return len(plain)
 
     def windows(self) -> list[tuple[int | None, int]]:
