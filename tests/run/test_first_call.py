@@ -139,10 +139,14 @@ def refused_when_all_is_connected() -> None:
     """Rank 1 has all connections and finds something wrong."""
     rank, made, connect = dist.get_rank(), [], Door.connect
 
+    store = rendezvous.store_of(dist.group.WORLD)
+
     def connected(*arguments):
         made.extend(connect(*arguments))
         if rank == 1:
+            store.wait(["rank 0 has them too"])
             raise Unsupported("finds something wrong")
+        store.set("rank 0 has them too", "")
         return tuple(made)
 
     Door.connect = connected
@@ -161,6 +165,62 @@ def refused_when_all_is_connected() -> None:
 
 def test_connections_are_closed_if_a_rank_is_refused(fresh_ranks):
     fresh_ranks(2, WEFT_FABRIC="flat").run(refused_when_all_is_connected)
+
+
+def one_has_a_bad_link() -> float:
+    """Rank 1 cannot open the group, and keeps its exception as a notebook does."""
+    if dist.get_rank() == 1:
+        os.environ["WEFT_LINK"] = "nonsense"
+        with pytest.raises(Unsupported, match="is not a link") as kept:
+            check_call(8, 3, 4)
+        moment = time.monotonic()
+        del os.environ["WEFT_LINK"]
+        assert kept.tb is not None
+    else:
+        with pytest.raises(PeerLost, match="rank 1 gave up: 'nonsense' is not a link") as lost:
+            check_call(8, 3, 4)
+        moment = time.monotonic()
+        assert lost.value.rank == 1
+    check_call(8, 3, 4)  # together they can open the group after all
+    return moment
+
+
+@pytest.mark.parametrize("fabric", ["auto", "flat"])
+def test_a_rank_with_a_bad_link_is_heard_of_at_once(fresh_ranks, fabric):
+    first, second = fresh_ranks(2, WEFT_FABRIC=fabric).run(one_has_a_bad_link)
+    assert first - second < WITHIN
+
+
+def interrupted_with_the_number() -> str:
+    """Rank 1 is interrupted as soon as it has the number of its attempt."""
+    group, store = dist.group.WORLD, rendezvous.store_of(dist.group.WORLD)
+    if dist.get_rank() == 1:
+
+        class Interrupts:
+            def __getattr__(self, name):
+                return getattr(store, name)
+
+            def add(self, key, by):
+                number = store.add(key, by)
+                if by:
+                    raise KeyboardInterrupt
+                return number
+
+        usual, rendezvous.store_of = rendezvous.store_of, lambda group: Interrupts()
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                check_call(8, 3, 4)
+        finally:
+            rendezvous.store_of = usual
+        assert group not in rendezvous._openings
+    else:
+        lost_at_once("rank 1 was interrupted by KeyboardInterrupt")
+    dist.barrier()
+    check_call(8, 3, 4)
+
+
+def test_an_interrupt_with_the_number_of_an_attempt(fresh_ranks):
+    fresh_ranks(2).run(interrupted_with_the_number)
 
 
 def test_a_rank_that_is_only_late_is_waited_for(fresh_ranks):

@@ -23,6 +23,7 @@ from weft.fabric.host.one_machine import OneMachine
 from weft.fabric.interface import Capabilities, Fabric
 from weft.fabric.link import Link
 from weft.fabric.processes import ProcessFabric
+from weft.fabric.reach import Reach
 from weft.fabric.rendezvous import hello, opening
 
 VERSION: str = _native.VERSION
@@ -146,12 +147,21 @@ def open_on_cpu(group: dist.ProcessGroup, device: torch.device) -> ProcessFabric
     """The host fabric if all ranks are on one machine, otherwise the group fabric."""
     deadline = deadline_of(group)
     with opening(group):
+        link = Link.parse(os.environ.get("WEFT_LINK") or "memory")
         cards = hello(group, deadline, kinds())
         asked = cards[0].fabric
         together = len({card.machine for card in cards}) == 1
         if len(cards) == 1 or asked == "host" or (together and asked not in ("group", "flat")):
-            return ProcessFabric(group, OneMachine(group, deadline))
-        return ProcessFabric(group, SeveralMachines(group, cards, deadline))
+            reach: Reach = OneMachine(group, deadline)
+        else:
+            reach = SeveralMachines(group, cards, deadline)
+        try:
+            fabric = ProcessFabric(group, reach)
+            fabric.set_link(link)
+        except BaseException:
+            reach.close()
+            raise
+        return fabric
 
 
 def open_on_device(group: dist.ProcessGroup, device: torch.device) -> Fabric:

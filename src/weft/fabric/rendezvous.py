@@ -82,17 +82,19 @@ def opening(group: dist.ProcessGroup) -> Iterator[None]:
     on every rank, however the last attempt ended. If this rank raises or is interrupted, the others
     hear it as soon as they wait for it."""
     rank, store = dist.get_rank(group), store_of(group)
-    with _store_errors(group):
-        number = _openings[group] = store.add(f"weft/opening/{rank}", 1)
+    attempts, number = f"weft/opening/{rank}", 0
     try:
+        with _store_errors(group):
+            number = _openings[group] = store.add(attempts, 1)
         present(store, rank, machine())
         yield
     except BaseException as error:
         with suppress(Exception):
+            number = number or store.add(attempts, 0)  # the interrupt came with the number
             store.set(_note(number, rank), json.dumps(_words(error, rank)))
         raise
     finally:
-        del _openings[group]
+        _openings.pop(group, None)
 
 
 _openings: WeakKeyDictionary[dist.ProcessGroup, int] = WeakKeyDictionary()
@@ -121,7 +123,7 @@ def exchange(
     with _store_errors(group):
         # A group that is made again on the same store must not read the cards of the last one.
         number = _openings.get(group) or store.add(f"weft/{what}/{rank}/times", 1)
-        keys = {member: f"weft/{what}/{member}/{number}" for member in members}
+        keys = {member: _card(what, member, number) for member in members}
         store.set(keys[rank], json.dumps(card))
         began, pause = time.monotonic(), 1e-4
         look = began + min(LOOK, deadline)
@@ -140,6 +142,14 @@ def exchange(
             time.sleep(pause)
             pause = min(pause * 1.5, 0.02)
         return [json.loads(store.get(key)) for key in keys.values()]
+
+
+def posted(group: dist.ProcessGroup, member: int, what: str) -> dict[str, Any] | None:
+    """The card that a rank has written for an exchange of this opening; None if it has not yet."""
+    store, key = store_of(group), _card(what, member, number_of(group))
+    with _store_errors(group):
+        card: dict[str, Any] | None = json.loads(store.get(key)) if store.check([key]) else None
+    return card
 
 
 def watched(make: Callable[[], T], look: Callable[[], None]) -> T | RuntimeError:
@@ -175,6 +185,11 @@ def look_after(group: dist.ProcessGroup, missing: Sequence[int]) -> None:
         if note and store.check([note]):
             said, cause = json.loads(store.get(note))
             raise PeerLost(f"rank {member} {said}; {where}", member if cause == rank else cause)
+
+
+def _card(what: str, rank: int, number: int) -> str:
+    """The key under which a rank writes its card for an exchange."""
+    return f"weft/{what}/{rank}/{number}"
 
 
 def _note(number: int, rank: int) -> str:
@@ -213,8 +228,14 @@ def machine() -> str:
     named = os.environ.get("WEFT_HOST")
     if named:
         return f"named {named}"
-    with open("/proc/sys/kernel/random/boot_id") as file:
-        boot = file.read().strip()
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            boot = file.read().strip()
+    except OSError as failure:
+        raise Unsupported(
+            f"this machine cannot be told from others ({failure}); allow more open files with "
+            "ulimit -n, or name the machine with WEFT_HOST"
+        ) from None
     return boot + os.readlink("/proc/self/ns/pid") + os.readlink("/proc/self/ns/net")
 
 

@@ -27,17 +27,29 @@ _WORD_BYTES = 16
 _HELLO = struct.Struct(f"<II{_WORD_BYTES}s")
 _PURPOSES = range(2)
 """What a connection is for: headers, transfers."""
+_Wanted = tuple[int, int]
+"""A purpose and a peer."""
+_MOST_GUESTS = 64
+"""The most connections of strangers, of which the oldest is closed."""
 _GET_ADDRESS = 0x8915  # SIOCGIFADDR
 _LOOK = 0.2
 """Seconds between two looks at whether the peers are still there."""
+_TRY = 2.0
+"""The longest that one attempt to reach an address takes, in seconds."""
 
 
 class Door:
     """Where a rank listens for those after it."""
 
     def __init__(self, world: int) -> None:
-        self._listeners = _listeners(world)
+        self._world = world
+        try:
+            self._listeners = _listeners(world)
+        except OSError as failure:
+            raise Unsupported(f"cannot listen for other ranks: {failure}") from None
         self._word = secrets.token_bytes(_WORD_BYTES)
+        self._guests: dict[socket.socket, bytes] = {}
+        """Connections that have not said all that they must, and what they have said."""
 
     @property
     def card(self) -> dict[str, Any]:
@@ -55,22 +67,25 @@ class Door:
         """The connections to all other ranks. cards: those of all ranks. look: raises if a peer is
         lost; called while this waits."""
         until = time.monotonic() + seconds
-        made: dict[tuple[int, int], socket.socket] = {}
-        wanted = [(purpose, peer) for purpose in _PURPOSES for peer in range(len(cards))]
-        wanted = [(purpose, peer) for purpose, peer in wanted if peer != rank]
+        made: dict[_Wanted, socket.socket] = {}
+        peers = [peer for peer in range(len(cards)) if peer != rank]
+        wanted = [(purpose, peer) for purpose in _PURPOSES for peer in peers]
+        later = {(purpose, peer) for purpose, peer in wanted if peer > rank}
         try:
             for purpose, peer in wanted:
                 if peer < rank:
-                    made[purpose, peer] = _connected(rank, purpose, cards[peer], until)
+                    made[purpose, peer] = _connected(rank, purpose, cards[peer], until, look)
             while len(made) < len(wanted):
                 if time.monotonic() > until:
                     missing = next(peer for purpose, peer in wanted if (purpose, peer) not in made)
                     raise Unsupported(_no_way(f"rank {missing} has not connected to it"))
-                self._accept(made, rank, len(cards))
+                self._accept(made, later)
                 look()
-        except BaseException:
+        except BaseException as error:
             for connection in made.values():
                 connection.close()
+            if isinstance(error, OSError):  # e.g. no descriptor is left
+                raise Unsupported(_no_way(str(error))) from None
             raise
         for connection in made.values():
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -81,40 +96,82 @@ class Door:
         return Wires(wires), Streams(streams)
 
     def close(self) -> None:
-        for listener in self._listeners:
-            listener.close()
+        for connection in (*self._listeners, *self._guests):
+            connection.close()
+        self._guests.clear()
 
-    def _accept(self, made: dict[tuple[int, int], socket.socket], rank: int, world: int) -> None:
-        """Adds the next connection that a rank makes, if one does soon."""
-        ready, _, _ = select.select(self._listeners, [], [], _LOOK)
-        if not ready:
-            return
-        with suppress(OSError):
-            connection, _ = ready[0].accept()
-            connection.settimeout(_LOOK)
-            hello = connection.recv(_HELLO.size, socket.MSG_WAITALL).ljust(_HELLO.size)
-            peer, purpose, word = _HELLO.unpack(hello)
-            known = secrets.compare_digest(word, self._word)
-            if known and rank < peer < world and purpose in _PURPOSES:
-                made[purpose, peer] = connection
-            else:
-                connection.close()
+    def _accept(self, made: dict[_Wanted, socket.socket], wanted: set[_Wanted]) -> None:
+        """Adds the connections that ranks have made, if any come soon. A connection may take its
+        time to say whose it is; others are served meanwhile."""
+        open_ones = {one.fileno(): one for one in (*self._listeners, *self._guests)}
+        poll = select.poll()
+        for file in open_ones:
+            poll.register(file, select.POLLIN)
+        for file, _ in poll.poll(_LOOK * 1e3):
+            ready = open_ones[file]
+            if ready in self._guests:
+                self._hear(ready, made, wanted)
+                continue
+            with suppress(BlockingIOError, ConnectionError):  # it was given up meanwhile
+                guest, _ = ready.accept()
+                guest.setblocking(False)
+                self._guests[guest] = b""
+        while len(self._guests) > _MOST_GUESTS + 2 * self._world:
+            self._dismiss(next(iter(self._guests)))
 
-
-def _connected(rank: int, purpose: int, card: Mapping[str, Any], until: float) -> socket.socket:
-    """A connection to the door of a peer."""
-    failure: OSError | None = None
-    for address, port in card["doors"]:
+    def _hear(
+        self, guest: socket.socket, made: dict[_Wanted, socket.socket], wanted: set[_Wanted]
+    ) -> None:
+        """Takes what a connection says, and decides about it if that is all."""
+        said = self._guests[guest]
         try:
-            left = max(until - time.monotonic(), 0.1)
-            connection = socket.create_connection((address, port), timeout=left)
-            connection.sendall(_HELLO.pack(rank, purpose, bytes.fromhex(card["word"])))
-        except OSError as error:
-            failure = error
+            more = guest.recv(_HELLO.size - len(said))
+        except BlockingIOError:
+            return
+        except OSError:
+            more = b""
+        said += more
+        if more and len(said) < _HELLO.size:
+            self._guests[guest] = said
+            return
+        peer, purpose, word = _HELLO.unpack(said.ljust(_HELLO.size))
+        known = secrets.compare_digest(word, self._word)
+        if known and (purpose, peer) in wanted and (purpose, peer) not in made:
+            made[purpose, peer] = guest
+            del self._guests[guest]
         else:
-            return connection
-    addresses = ", ".join(address for address, _ in card["doors"])
-    raise Unsupported(_no_way(f"{addresses}: {failure}"))
+            self._dismiss(guest)
+
+    def _dismiss(self, guest: socket.socket) -> None:
+        del self._guests[guest]
+        guest.close()
+
+
+def _connected(
+    rank: int,
+    purpose: int,
+    card: Mapping[str, Any],
+    until: float,
+    look: Callable[[], None],
+) -> socket.socket:
+    """A connection to the door of a peer. An address that does not answer is tried again, in turn
+    with the others; one that refuses is not."""
+    doors: dict[str, int] = dict(card["doors"])
+    failures: dict[str, OSError] = {}
+    while doors:
+        for address, port in tuple(doors.items()):
+            try:
+                left = max(until - time.monotonic(), 0.1)
+                connection = socket.create_connection((address, port), timeout=min(left, _TRY))
+                connection.sendall(_HELLO.pack(rank, purpose, bytes.fromhex(card["word"])))
+                return connection
+            except OSError as error:
+                failures[address] = error
+                if not isinstance(error, TimeoutError) or time.monotonic() > until:
+                    del doors[address]
+            look()
+    tried = ", ".join(f"{address}: {failure}" for address, failure in failures.items())
+    raise Unsupported(_no_way(tried))
 
 
 def _no_way(why: str) -> str:
@@ -129,8 +186,14 @@ def _listeners(world: int) -> list[socket.socket]:
     for address in _addresses():
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         with suppress(OSError):  # the name has an address that this host does not
-            found.append(socket.create_server((address, 0), family=family, backlog=2 * world))
-    return found or [socket.create_server(("127.0.0.1", 0), backlog=2 * world)]
+            found.append(
+                socket.create_server((address, 0), family=family, backlog=_MOST_GUESTS + 2 * world)
+            )
+    if not found:
+        found.append(socket.create_server(("127.0.0.1", 0), backlog=_MOST_GUESTS + 2 * world))
+    for listener in found:
+        listener.setblocking(False)
+    return found
 
 
 def _addresses() -> list[str]:
@@ -142,6 +205,6 @@ def _addresses() -> list[str]:
             return [socket.inet_ntoa(found[20:24])]
     try:
         entries = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
-    except OSError:
+    except (OSError, UnicodeError):  # it has no address, or cannot be a name at all
         return ["127.0.0.1"]
     return list(dict.fromkeys(str(entry[4][0]) for entry in entries))

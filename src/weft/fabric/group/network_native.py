@@ -162,21 +162,26 @@ class NetworkNative:
 
     def _meet_and_start(self, flight: NetworkFlight) -> None:
         """Reads the headers of a call until all have come, and starts its flight."""
-        while True:
-            with self._changed:
-                if self._starting is not flight:
-                    return
-                met = self._complete(flight.call)
-                if met or self._hopeless(flight.call, flight.deadline) is not None:
-                    try:
-                        if met:
-                            self._start(flight)
-                    except BaseException as error:
-                        self._failure = error
-                    self._starting = None
-                    self._changed.notify_all()
-                    return
-            self._receive(flight.call, _SLICE)
+        failure: BaseException | None = None
+        try:
+            while not self._met_and_started(flight):
+                self._receive(flight.call, _SLICE)
+        except BaseException as error:
+            failure = error
+        with self._changed:
+            if self._starting is flight:
+                self._starting, self._failure = None, failure
+                self._changed.notify_all()
+
+    def _met_and_started(self, flight: NetworkFlight) -> bool:
+        """Starts a flight if all headers have come. Returns whether nothing is left to wait for."""
+        with self._changed:
+            if self._starting is not flight:
+                return True
+            if self._complete(flight.call):
+                self._start(flight)
+                return True
+            return self._hopeless(flight.call, flight.deadline) is not None
 
     def _complete(self, call: int) -> bool:
         """Whether this rank has all headers of a call, and its own are on their way."""

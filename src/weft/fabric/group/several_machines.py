@@ -31,7 +31,7 @@ from weft.fabric.interface import Capabilities
 from weft.fabric.outcomes import PEER_FAILED, PEER_LOST, Outcome
 from weft.fabric.presence import lost, store_of
 from weft.fabric.reach import Transfer, WorkspaceBlock
-from weft.fabric.rendezvous import Hello, exchange, look_after, machine, number_of
+from weft.fabric.rendezvous import Hello, exchange, look_after, machine, number_of, posted
 from weft.plan import network
 from weft.plan.tasks import Plan, Plannable
 from weft.plan.two_level_gathering import RELAY
@@ -75,8 +75,10 @@ class SeveralMachines:
             # Sparse, like the heap: untouched pages take no memory.
             self._relay = self.heap.allocate(heap_span() // 2)
         self._notes = f"weft/notes/{number_of(group)}"
-        wires, streams = _connected(group, deadline)
-        self.native = NetworkNative(self.heap, streams, wires, self._rank, world, self.members)
+        with ExitStack() as if_not:  # peers must not wait for a rank that is interrupted here
+            wires, streams = _connected(group, deadline, if_not)
+            self.native = NetworkNative(self.heap, streams, wires, self._rank, world, self.members)
+            if_not.pop_all()
 
     def channels(self) -> tuple[_native.Channel, _native.Messages]:
         raise Unsupported(
@@ -184,24 +186,34 @@ class SeveralMachines:
         self._relay = None
 
 
-def _connected(group: dist.ProcessGroup, deadline: float) -> tuple[Wires, Streams]:
-    """The connections to all other ranks. If one rank has not all of them, all ranks raise."""
+class _PeerRefuses(Exception):
+    """Another rank has no way over the network, and has said why."""
+
+
+def _connected(
+    group: dist.ProcessGroup, deadline: float, if_not: ExitStack
+) -> tuple[Wires, Streams]:
+    """The connections to all other ranks. If one rank has not all of them, all ranks raise. if_not:
+    closes them if this rank does not come to use them."""
     rank, world = dist.get_rank(group), dist.get_world_size(group)
     others = [peer for peer in range(world) if peer != rank]
 
     def look() -> None:
         look_after(group, others)
+        for peer in others:
+            card = posted(group, peer, "connected")
+            if card is not None and card["error"]:
+                raise _PeerRefuses
 
     # A rank may fail to connect late, and the others should raise its error.
     seconds = min(max(deadline, 10.0), 86_400.0)
     limit = deadline + seconds
-    with closing(Door(world)) as door, ExitStack() as if_refused:
+    with closing(Door(world)) as door:
         doors = exchange(group, range(world), "doors", door.card, limit)
         made, error = _or_why(lambda: door.connect(rank, doors, seconds, look))
         for connections in made or ():
-            if_refused.callback(connections.close)
+            if_not.callback(connections.close)
         _refuse_if_one(exchange(group, range(world), "connected", {"error": error}, limit))
-        if_refused.pop_all()
     assert made is not None
     return made
 
@@ -212,6 +224,8 @@ def _or_why(connect: Callable[[], T]) -> tuple[T | None, str]:
         return connect(), ""
     except Unsupported as failure:
         return None, str(failure)
+    except _PeerRefuses:
+        return None, ""
 
 
 def _refuse_if_one(cards: Sequence[Mapping[str, Any]]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -33,12 +34,14 @@ class OneMachine:
         self.members = list(range(world))
         self.heap = self.native = open_heap(group, self.members, deadline)
         crowded = (os.cpu_count() or 1) < world
-        self._channels = (
-            _native.Channel(self.heap, SPIN_NS, crowded),
-            _native.Messages(self.heap, SPIN_NS, crowded),
-        )
-
-        self.call_channel = _native.Channel(self.heap, SPIN_NS, crowded, for_calls=True)
+        with ExitStack() as if_not:  # peers must not wait for a rank that is interrupted here
+            if_not.callback(self.close)
+            self._channels = (
+                _native.Channel(self.heap, SPIN_NS, crowded),
+                _native.Messages(self.heap, SPIN_NS, crowded),
+            )
+            self.call_channel = _native.Channel(self.heap, SPIN_NS, crowded, for_calls=True)
+            if_not.pop_all()
 
     def channels(self) -> tuple[_native.Channel, _native.Messages]:
         return self._channels
