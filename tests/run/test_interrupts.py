@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
 import time
+import weakref
+from contextlib import suppress
 
 import pytest
 import torch
@@ -132,3 +135,58 @@ def test_peers_hear_of_an_interrupt_before_their_deadline(fresh_ranks, operator,
     first, second = pool.start(interrupted_inside, operator, schedule, ends).outcomes(within=30)
     assert first.value == "lost rank 1", first.trace
     assert second.died if ends else second.value == "interrupted", second.trace
+
+
+def interrupted_twice() -> None:
+    """A second interrupt comes while rank 0 still writes for its peers why it gives up."""
+    check_call(8, 3, 4)
+    dist.barrier()
+    if dist.get_rank() == 0:
+        fabric = weft.fabric.of()
+
+        def interrupted_again(call, error):
+            raise KeyboardInterrupt
+
+        fabric.reach.leave_word = interrupted_again
+        with pytest.raises(KeyboardInterrupt):
+            fabric.give_up(weft.Error("rank 0 was interrupted"))
+        with pytest.raises(weft.Error, match="rank 0 was interrupted"):
+            check_call(8, 3, 4)
+        return
+    began = time.monotonic()
+    with pytest.raises(PeerLost) as lost:
+        check_call(8, 3, 4)
+    assert lost.value.rank == 0
+    assert time.monotonic() - began < WITHIN
+
+
+@pytest.mark.parametrize("fabric", ["auto", "flat"])
+def test_a_second_interrupt_does_not_keep_the_group_alive(fresh_ranks, fabric):
+    fresh_ranks(2, WEFT_FABRIC=fabric).run(interrupted_twice)
+
+
+def given_up_without_a_trace() -> None:
+    """What keeps a group that has failed alive is the caller's exception, and nothing else."""
+    gc.collect()
+    gc.disable()
+    group = dist.new_group()
+    check_call(8, 3, 4, group=group)
+    fabric = weakref.ref(weft.fabric.of(group))
+    dist.barrier()
+    if dist.get_rank() == 0:
+        weft.fabric.of(group).give_up(weft.Error("enough"))
+    else:
+        with suppress(PeerLost):
+            check_call(8, 3, 4, group=group)
+    dist.barrier()
+    dist.destroy_process_group(group)
+    del group
+    check_call(8, 3, 4)  # closes the fabrics of destroyed groups
+    gone = fabric() is None
+    gc.enable()
+    assert gone
+
+
+@pytest.mark.parametrize("fabric", ["auto", "flat"])
+def test_a_failed_group_is_freed_without_the_garbage_collector(fresh_ranks, fabric):
+    fresh_ranks(2, WEFT_FABRIC=fabric).run(given_up_without_a_trace)

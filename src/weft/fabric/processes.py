@@ -15,6 +15,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from copy import copy
 from typing import Any
 
 import torch
@@ -75,9 +76,6 @@ class ProcessFabric:
         self.can = reach.can
         self.memory = HeapMemory(reach.heap, self.lock, alone=len(reach.members) == 1)
         self._callbacks: list[Callable[[], Any]] = []
-        link = os.environ.get("WEFT_LINK")
-        if link:
-            self.set_link(Link.parse(link))
 
     @property
     def group(self) -> dist.ProcessGroup:
@@ -140,7 +138,9 @@ class ProcessFabric:
         return kind(plan, self, slots, signatures)
 
     def next_call(self) -> int:
-        """The number of the call that starts now; raises if the group has failed."""
+        """The number of the call that starts now; raises if the group has failed. What follows at
+        once is the `try` that breaks the call off: an interrupt before it would leave this rank one
+        call ahead of its peers."""
         if self.broken is not None:
             raise over(self.broken, self.number)
         self.number += 1
@@ -210,10 +210,13 @@ class ProcessFabric:
 
     def give_up(self, error: Error) -> None:
         if self.broken is None:
-            self.reach.leave_word(self.number, error)
-            self.broken = error
-            self.native.fail(max(1, self.number), why(error))
-            self._end_channels()
+            # A copy has no traceback, whose frames would keep the group and its threads.
+            self.broken = copy(error)
+            try:
+                self.reach.leave_word(self.number, error)
+            finally:  # also if this is interrupted once more
+                self.native.fail(max(1, self.number), why(error))
+                self._end_channels()
 
     def _end_channels(self) -> None:
         """Ends the collectives and messages that are running."""

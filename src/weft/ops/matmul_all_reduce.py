@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from weft.fabric.interface import PeerOutput
 from weft.ops import modes
 from weft.ops.few_rows import again as again_in_kernel
 from weft.ops.few_rows import check_weight, prepared, remember, widened
@@ -21,6 +22,7 @@ from weft.ops.operands import (
     resolve_group,
 )
 from weft.ops.operator import Bound, Operator, register, run, session_for, through_torch
+from weft.ops.operator_call import end_entered
 from weft.ops.replicated import Plain, shared
 from weft.plan.matmul_all_reduce import MatmulAllReduce
 from weft.run.session import Session
@@ -97,13 +99,20 @@ def _run(
     out: torch.Tensor | None,
     scale: torch.Tensor | None,
 ) -> torch.Tensor:
-    with session.fabric.lock:
+    fabric = session.fabric
+    with fabric.lock:
         arguments = (x, w, reduce_op, scale, out)
         key = key_of(OPERATOR.name, schedule, arguments)
-        made = again_in_kernel(session, key, x, w, out, scale)
-        if isinstance(made, torch.Tensor):
-            return made.div_(session.fabric.world) if reduce_op == "avg" else made
-        y: torch.Tensor = run(OPERATOR, session, schedule, *arguments, output=made, key=key)
+        made: torch.Tensor | PeerOutput | None = None
+        try:
+            made = again_in_kernel(session, key, x, w, out, scale)
+            if isinstance(made, torch.Tensor):
+                return made.div_(fabric.world) if reduce_op == "avg" else made
+            y: torch.Tensor = run(OPERATOR, session, schedule, *arguments, output=made, key=key)
+        except BaseException as error:
+            if isinstance(made, PeerOutput):
+                end_entered(fabric, error)
+            raise
         return y
 
 

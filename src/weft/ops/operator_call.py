@@ -151,14 +151,17 @@ def _run_known(session: Session, known: Known, schedule: object, arguments: tupl
     exposed = known.exposed(inputs, output) if runner.program.shares else NOTHING_EXPOSED
     tensors = {**inputs, **results}
     with fabric.lock:
+        seconds: float | None = 0.0
         try:
             seconds = repeat(session, runner, proposal, why, tensors, exposed, started)
-        except BaseException:
+            if seconds is None:
+                results = _carry_out(session, known, operands, output, entered=True)[0]
+        except BaseException as error:
+            if seconds is None:
+                end_entered(fabric, error)
             _abandon(fabric, output)
             raise
-        if seconds is None:
-            results = _carry_out(session, known, operands, output, entered=True)[0]
-        elif known.decision.observe is not None:
+        if seconds is not None and known.decision.observe is not None:
             known.decision.observe(seconds)
         made = operands.result(results)
         if seconds is not None and _stays(known, arguments):
@@ -200,11 +203,15 @@ def _make_native(
     def otherwise(
         arguments: tuple[Any, ...], y: torch.Tensor, started: float, number: int, outcome: Any
     ) -> torch.Tensor:
-        if alone.go_on(number, outcome):
-            ended(started)
-            return y
-        operands = known.again(*arguments[2:])  # type: ignore[misc]
-        results = _carry_out(session, known, operands, None, entered=True)[0]
+        try:
+            if alone.go_on(number, outcome):
+                ended(started)
+                return y
+            operands = known.again(*arguments[2:])  # type: ignore[misc]
+            results = _carry_out(session, known, operands, None, entered=True)[0]
+        except BaseException as error:
+            end_entered(session.fabric, error)
+            raise
         return cast(torch.Tensor, _only(operands.result(results)))
 
     session.part(KnownCalls, _native_calls).remember(
@@ -322,7 +329,8 @@ def _carry_out(
         if stored is not None:
             outputs, output = _stored(fabric, decision.placed, stored, output)
     except Exception as error:
-        fabric.refuse(call.proposal.operation, error)
+        if not entered:
+            fabric.refuse(call.proposal.operation, error)
         raise
     assert outputs is not None
     request = Request(
@@ -343,6 +351,13 @@ def _carry_out(
     except BaseException:
         _abandon(fabric, output)
         raise
+
+
+def end_entered(fabric: Fabric, error: BaseException) -> None:
+    """After an error in a call that this rank has entered: ends the group, unless all ranks raise
+    the error. The fabric does so itself, but for an interrupt between two of its steps."""
+    if not isinstance(error, Error):
+        fabric.give_up(Error(f"rank {fabric.rank} was interrupted by {type(error).__name__}"))
 
 
 def _abandon(fabric: Fabric, output: PeerOutput | None) -> None:

@@ -61,8 +61,12 @@ class DeviceCall:
             elif isinstance(expected, DeviceProgram) and self._may_repeat(expected):
                 self.known = self._may_be_known(expected)
             fabric.board.post(self.number, proposal, self.known)
-        except BaseException:
-            fabric.lock.release()
+        except BaseException as error:
+            try:
+                if self.number and not isinstance(error, Error):
+                    self._give_up(error)
+            finally:
+                fabric.lock.release()
             raise
         return self
 
@@ -176,9 +180,13 @@ class DeviceCall:
                     raise pending
             elif error is None or (isinstance(error, Error) and not self._entered):
                 self._pass()
-            elif fabric.broken is None:
-                # Part of the call may be enqueued, and peers would wait for the rest.
-                reason = f"rank {fabric.rank} failed in call {self.number}: {error}"
-                fabric.give_up(PeerLost(reason, fabric.rank))
+            else:
+                self._give_up(error)
         finally:
             fabric.lock.release()
+
+    def _give_up(self, error: BaseException) -> None:
+        """Ends the group after an error: part of the call may be enqueued, and peers would wait for
+        the rest."""
+        reason = f"rank {self.fabric.rank} failed in call {self.number}: {error}"
+        self.fabric.give_up(PeerLost(reason, self.fabric.rank))

@@ -12,6 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from copy import copy
 from typing import Any
 
 import torch
@@ -271,7 +272,7 @@ class DeviceFabric:
     def give_up(self, error: Error, release: bool = True) -> None:
         """Ends the group. release: whether waits on the device are released."""
         if self.broken is None:
-            self.broken = error
+            self.broken = copy(error)  # without a traceback, whose frames would keep the group
             self.board.fail(max(1, self.number))
             if release:
                 self.watchdog.release_all()

@@ -110,7 +110,8 @@ class CollectiveProgram:
 
     def once(self, proposal: Proposal, tensors: dict[str, torch.Tensor], exposed: Exposed) -> bool:
         fabric = self.fabric
-        number, known = fabric.next_call(), self._known_call(proposal)
+        known = self._known_call(proposal)
+        number = fabric.next_call()
         try:
             weights = [tensors[name] for name in self._weights]
             results = [tensors[name] for name in self._results]

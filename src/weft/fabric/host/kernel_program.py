@@ -129,7 +129,8 @@ class KernelProgram(EngineProgram):
     def once(self, proposal: Proposal, tensors: dict[str, torch.Tensor], exposed: Exposed) -> bool:
         """One call of lookups."""
         fabric = self.fabric
-        number, known = fabric.next_call(), self._known_call(proposal)
+        known = self._known_call(proposal)
+        number = fabric.next_call()
         try:
             placed = place(fabric, exposed, number, proposal)
             outcome = known.pool(

@@ -151,7 +151,8 @@ class LaneProgram(EngineProgram):
 
     def once(self, proposal: Proposal, tensors: dict[str, torch.Tensor], exposed: Exposed) -> bool:
         fabric = self.fabric
-        number, known = fabric.next_call(), self._known_call(proposal)
+        known = self._known_call(proposal)
+        number = fabric.next_call()
         try:
             placed = place(fabric, exposed, number, proposal)
             self.add_workspace(placed.shared, tensors)
