@@ -113,6 +113,10 @@ def bad_calls() -> dict:
         "out dtype": (((x, w), {"out": out.int()}), "out is int32, but the result is float32"),
         "out is meta": (((x, w), {"out": out.to("meta")}), "out is on meta"),
         "out 1-D": (((x, w), {"out": torch.empty(3)}), "out must have 2 dimensions"),
+        "out expanded": (
+            ((x, w), {"out": torch.empty(2 * ROWS, 1).expand(2 * ROWS, N)}),
+            "out is an expanded view",
+        ),
         "outs": (((x, [w, w]), {"out": [out]}), "out has 1 tensors for 2 w"),
         "out of 3-D": (((x[None], w), {"out": out}), "2-D x_shard only"),
         "out wants grad": (((x, w), {"out": out.clone().requires_grad_()}), "requires grad"),

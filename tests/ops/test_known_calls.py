@@ -16,7 +16,7 @@ from ranks import integers, product
 
 import weft
 from weft import Unsupported
-from weft.ops import all_gather_matmul
+from weft.ops import all_gather_matmul, operator_call
 from weft.ops.known import Known, again, key_of
 from weft.run import session as sessions
 from weft.select.guard import MOST_CALLS
@@ -310,6 +310,73 @@ def interrupted_natively(delay):
 @pytest.mark.parametrize("delay", [0.005, 0.02, 0.1])
 def test_an_interrupt_in_native_code(fresh_ranks, delay):
     fresh_ranks(2).run(interrupted_natively, delay)
+
+
+def interrupted_between_steps(operator):
+    """The ranks do not agree on a known call, so it is planned again. Rank 0 is interrupted when it
+    has entered the call, and before the fabric goes on with it."""
+    rank = dist.get_rank()
+    w = torch.ones(16, 8)
+
+    def call(rows):
+        if operator == "few rows":
+            return weft.matmul_all_reduce(torch.ones(rows, 16), w, schedule="in-kernel")
+        return weft.all_gather_matmul(torch.ones(rows, 16), w, schedule=operator)
+
+    for _ in range(4):
+        call(2)
+    dist.barrier()
+    began = time.monotonic()
+    if rank == 1:
+        with pytest.raises(weft.Error):  # few rows must be the same everywhere, others may differ
+            call(3)
+        with pytest.raises(weft.PeerLost) as lost:
+            call(3)
+        assert lost.value.rank == 0
+    else:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(operator_call, "_carry_out", _interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                call(2)
+        with pytest.raises(weft.Error, match="interrupted"):
+            call(2)
+    assert time.monotonic() - began < 10
+
+
+def _interrupt(*arguments, **options):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("operator", ["serial", "adaptive@dma", "few rows"])
+def test_an_interrupt_after_a_known_call_was_entered(fresh_ranks, operator):
+    fresh_ranks(2).run(interrupted_between_steps, operator)
+
+
+def negated(schedule):
+    """A weight of one column that is a negated view, after calls with a plain one of its layout."""
+    world = dist.get_world_size()
+    z = torch.complex(integers((16,), torch.float32, 1), integers((16,), torch.float32, 2))
+    plain, w = z.imag.unsqueeze(1), z.conj().imag.unsqueeze(1)
+    assert plain.stride() == w.stride() == (2, 1)
+    assert w.is_neg()
+    x = integers((4, 16), torch.float32, 3)
+    for _ in range(4):
+        assert torch.equal(
+            weft.all_gather_matmul(x, plain, schedule=schedule),
+            torch.cat([product(x, plain)] * world),
+        )
+    for _ in range(2):
+        assert torch.equal(
+            weft.all_gather_matmul(x, w, schedule=schedule), torch.cat([-product(x, plain)] * world)
+        )
+        assert torch.equal(
+            weft.matmul_all_reduce(x, w, schedule=schedule), -world * product(x, plain)
+        )
+
+
+@pytest.mark.parametrize("schedule", ["serial", "adaptive@dma", "auto"])
+def test_a_negated_view_is_no_known_call(ranks, schedule):
+    ranks(2).run(negated, schedule)
 
 
 def what_a_known_call_must_refuse():

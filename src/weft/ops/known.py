@@ -125,11 +125,10 @@ def _add(key: list[Hashable], arguments: Sequence[Any], graph: bool) -> bool:
                 return False
             if graph and argument.requires_grad:
                 return False
-            stride = argument.stride()
-            if 1 not in stride and argument.is_neg():
+            if argument.is_neg():
                 return False
             device = None if argument.is_cpu else argument.device
-            key += (argument.shape, stride, argument.dtype, device)
+            key += (argument.shape, argument.stride(), argument.dtype, device)
         elif kind is list or kind is tuple:
             key += (_LIST, len(argument))
             if not _add(key, argument, graph):

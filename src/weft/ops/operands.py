@@ -156,6 +156,8 @@ def check_out(
         raise Unsupported(
             f"{name} is {name_of(tensor.dtype)}, but the result is {dtype_name(x.dtype)}"
         )
+    if any(tensor.stride(dim) == 0 and tensor.shape[dim] > 1 for dim in range(2)):
+        raise Unsupported(f"{name} is an expanded view; give each of its elements its own memory")
     if differentiated([x, *weights, tensor]):
         raise Unsupported(
             f"{name} or an input requires grad, and out= has no backward; "
