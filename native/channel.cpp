@@ -194,6 +194,12 @@ std::vector<int> Channel::late(const Job& job) {
   return ranks;
 }
 
+std::optional<int> Channel::why_failed(int rank) {
+  const RankControl& peer = fabric_.heap().control(rank);
+  if (peer.failed.load() == 0) return std::nullopt;
+  return int(peer.why.load());
+}
+
 // A peer that can no longer do its part, if any; of several the cause of the others, as in
 // `Heap::check_peers`.
 Outcome Channel::check_peers(uint64_t number) {

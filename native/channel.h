@@ -13,6 +13,7 @@
 #include <condition_variable>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <thread>
 
 #include "engine.h"
@@ -71,6 +72,8 @@ class Channel {
   void abort();
   // Ranks that have not announced themselves in a job, or not finished it.
   std::vector<int> late(const Job& job);
+  // Why a rank gave the group up; nothing if it has not said so.
+  std::optional<int> why_failed(int rank);
   Facts last();
   void tune(const Tuning& tuning) { tuning_ = tuning; }
 

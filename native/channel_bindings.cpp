@@ -1,5 +1,6 @@
 // The Python face of the channel: jobs from pointers and sizes, submitted and waited for.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
@@ -239,7 +240,8 @@ void bind_channel(nb::module_& m) {
           "withdraw", [](Channel& c, Job& j) { return c.withdraw(j); }, Unlocked())
       .def(
           "abort", [](Channel& c) { c.abort(); }, Unlocked())
-      .def("late", [](Channel& c, Job& j) { return c.late(j); });
+      .def("late", [](Channel& c, Job& j) { return c.late(j); })
+      .def("why_failed", [](Channel& c, int rank) { return c.why_failed(rank); });
 
   nb::class_<Message>(m, "Message")
       .def_prop_ro("done", [](Message& message) { return message.done.load(); })

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import time
 from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import integers, on_weft
+from ranks import integers, on_weft, tell
 
 import weft
+from weft.collectives import backend_call
 
 NAMES = {op: getattr(dist.ReduceOp, op) for op in ("SUM", "AVG", "PRODUCT", "MIN", "MAX")}
 
@@ -256,3 +259,88 @@ def saved_in_the_background(path):
 
 def test_async_save(pool, tmp_path):
     pool(2).run(on_weft, saved_in_the_background, str(tmp_path))
+
+
+def futures_of_inference_tensors():
+    """A watcher completes a future outside of any mode, also where it copies a result."""
+    with torch.inference_mode():
+        x = torch.ones(4, 6).t()
+        for _ in range(2):
+            dist.all_reduce(x, async_op=True).get_future().wait()
+        assert x.eq(dist.get_world_size() ** 2).all()
+
+
+def test_futures_of_inference_tensors(ranks):
+    ranks(2, WEFT_TESTS="backend").run(on_weft, futures_of_inference_tensors)
+
+
+def futures_of_results_that_do_not_fit():
+    """What goes wrong when a result is copied reaches the future, and every wait after it."""
+    broken = backend_call._fill
+
+    def fails(tensor, values):
+        raise RuntimeError("that does not fit")
+
+    backend_call._fill = fails
+    try:
+        work = dist.all_reduce(torch.ones(4, 6).t(), async_op=True)
+        with pytest.raises(RuntimeError, match="that does not fit"):
+            work.get_future().wait()
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="that does not fit"):
+                work.wait()
+        assert not work.is_success()
+    finally:
+        backend_call._fill = broken
+    x = torch.ones(3, 5).t()  # the watcher is still there
+    dist.all_reduce(x, async_op=True).get_future().wait()
+    assert x.eq(dist.get_world_size()).all()
+
+
+def test_futures_of_results_that_do_not_fit(ranks):
+    ranks(2, WEFT_TESTS="backend").run(on_weft, futures_of_results_that_do_not_fit)
+
+
+def barrier_without_the_last():
+    """Ranks come one after the other, and the last not at all."""
+    rank, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
+    dist.barrier()
+    if rank == 2:
+        store.wait(["0", "1"])
+        return ""
+    if rank == 0:
+        store.wait(["coming"])
+    else:
+        store.set("coming", "")
+    try:
+        with pytest.raises(weft.Timeout, match="waited 1 s for rank 2 to make it too") as late:
+            dist.group.WORLD.monitored_barrier(timedelta(seconds=1))
+    finally:
+        store.set(str(rank), "")
+        store.wait(["0", "1"])
+    return str(late.value)
+
+
+def test_a_monitored_barrier_names_who_did_not_come(fresh_ranks):
+    fresh_ranks(3).run(on_weft, barrier_without_the_last)
+
+
+def new_group_with_the_dead():
+    """Rank 1 has died before the new group was made."""
+    dist.barrier()
+    if dist.get_rank() == 1:
+        os._exit(0)
+    began = time.monotonic()
+    with pytest.raises(weft.PeerLost) as lost:
+        dist.all_reduce(torch.ones(4), group=dist.new_group([0, 1], timeout=timedelta(seconds=60)))
+    assert lost.value.rank == 1
+    assert time.monotonic() - began < 20
+    tell("named")
+    os._exit(0)  # there is no peer with which this rank could form the usual group again
+
+
+def test_a_new_group_with_a_rank_that_died_before(fresh_ranks):
+    job = fresh_ranks(2).start(on_weft, new_group_with_the_dead)
+    job.hear("named")
+    assert (0, "named") in job._told
+    assert all(outcome.died for outcome in job.outcomes(within=40))

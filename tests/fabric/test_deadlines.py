@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import pytest
 import torch
+import torch.distributed as dist
 from ranks import check_call, on_weft, tell
 
 import weft
@@ -57,6 +58,16 @@ def collectives() -> None:
     weft.all_gather(x, async_op=True).wait()
 
 
+def messages() -> None:
+    weft.configure(deadline=math.inf)
+    x = torch.full((3,), 5.0)
+    if dist.get_rank() == 0:
+        dist.send(x, 1)
+    else:
+        dist.recv(x, 0)
+    assert x.tolist() == [5.0] * 3
+
+
 def test_a_deadline_can_be_set_to_none(renewed_ranks):
     pool = renewed_ranks(2)
     pool.run(configured, [wrong for wrong in WRONG if wrong is not None])
@@ -75,6 +86,7 @@ def test_no_deadline_from_the_first_call_on(fresh_ranks, fabric):
     pool.run(calls)
     if fabric == "auto":
         pool.run(on_weft, collectives)
+        pool.run(on_weft, messages)
         pool.run(calls)
     job = pool.start(lost_without_a_deadline, only=[0])
     job.hear("calling")

@@ -145,7 +145,9 @@ def split_bytes(
 
 
 def _fill(tensor: torch.Tensor, values: torch.Tensor) -> None:
-    tensor.copy_(values)
+    # The thread that completes a future is in no mode; tensors made in inference_mode ask for it.
+    with torch.inference_mode(tensor.is_inference()):
+        tensor.copy_(values)
 
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor:

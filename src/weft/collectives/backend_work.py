@@ -17,7 +17,7 @@ from torch.futures import Future
 from weft import fabric as fabrics
 from weft.collectives.group_channel import FOREVER, GroupChannel, Message, now_ns
 from weft.collectives.handle import Handle
-from weft.errors import Error, Mismatch
+from weft.errors import Mismatch
 from weft.fabric.deadlines import nanoseconds
 from weft.fabric.outcomes import AGAIN, DISAGREE, OK, TIMEOUT
 
@@ -86,7 +86,7 @@ class WeftWork(dist.Work):
         self._pending = pending
         self._result = result
         self._finish: list[Finish] = list(finish)
-        self._error: Error | None = None
+        self._error: Exception | None = None
         self._future: Future[Any] | None = None
         self._lock = threading.Lock()
 
@@ -100,7 +100,7 @@ class WeftWork(dist.Work):
         if self._error is None and self.is_completed():
             try:
                 self.wait()
-            except Error as error:
+            except Exception as error:
                 return error
         return self._error
 
@@ -123,12 +123,12 @@ class WeftWork(dist.Work):
         try:
             for one in self._pending:
                 one.wait(seconds if seconds > 0 else None)
-        except Error as error:
+            with self._lock:
+                while self._finish:
+                    self._finish.pop(0)()
+        except Exception as error:
             self._error = error
             raise
-        with self._lock:
-            while self._finish:
-                self._finish.pop(0)()
         return True
 
     def get_future(self) -> Future[Any]:
@@ -178,7 +178,7 @@ def _complete(work: WeftWork) -> None:
     assert future is not None
     try:
         work.wait()
-    except Error as error:
+    except Exception as error:
         if not _ending:  # the process ends, and nobody reads the future
             future.set_exception(RuntimeError(f"{type(error).__name__}: {error}"))
     else:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -25,12 +26,15 @@ from weft.fabric import Fabric, _native
 from weft.fabric.deadlines import nanoseconds
 from weft.fabric.outcomes import (
     AGAIN,
+    BY_ITS_DEADLINE,
     DISAGREE,
     OK,
+    PEER_FAILED,
     TIMEOUT,
     WITHDRAWN,
     peer_error,
 )
+from weft.fabric.rendezvous import listed
 from weft.run import explain, record
 from weft.run.ranges import NOTHING, profiled, range_of
 
@@ -156,7 +160,7 @@ class GroupChannel:
             if background:
                 self._keep(job, (source, target))
                 return job
-            self.wait(job)
+            self.wait(job, patience)
             return None
 
     def run_uneven(
@@ -205,7 +209,7 @@ class GroupChannel:
             if background:
                 self._keep(job, (*sources, *targets))
                 return job
-            self.wait(job)
+            self.wait(job, patience)
             return None
 
     def handle(self, job: Job, result: Any, name: str) -> Any:
@@ -239,7 +243,7 @@ class GroupChannel:
         the message has ended, even if the caller drops what it was given."""
         with range_of("send" if sends else "recv") if profiled() else NOTHING:
             started = self.messages.start(
-                sends, peer, tag, tensor.data_ptr(), tensor.nbytes, int(self.patience * 1e9), True
+                sends, peer, tag, tensor.data_ptr(), tensor.nbytes, nanoseconds(self.patience), True
             )
         if len(self._messages) >= self._most_messages:
             self._messages = [kept for kept in self._messages if not kept[0].done]
@@ -250,8 +254,9 @@ class GroupChannel:
 
     # -- ending ------------------------------------------------------------------------------------
 
-    def wait(self, job: Job) -> None:
-        """Waits for a job and raises its error. Python handles signals meanwhile."""
+    def wait(self, job: Job, patience: float | None = None) -> None:
+        """Waits for a job and raises its error. Python handles signals meanwhile. patience: of the
+        job, if it is not the deadline of the group."""
         try:
             while True:
                 outcome = self.native.wait(job, FOREVER)
@@ -261,37 +266,52 @@ class GroupChannel:
             self.interrupted(interrupt)
             raise
         if outcome[0] != OK:
-            raise self.error(job, outcome)
+            raise self.error(job, outcome, patience)
 
     def interrupted(self, interrupt: BaseException) -> None:
         """Gives the group up, because this rank left a wait before its end."""
         reason = f"rank {self.rank} was interrupted by {type(interrupt).__name__}"
         self.fabric.give_up(Error(reason))
 
-    def error(self, job: Job, outcome: tuple[int, int]) -> Error:
+    def error(self, job: Job, outcome: tuple[int, int], patience: float | None = None) -> Error:
         """The error for an outcome. Unless ranks only disagreed or one withdrew, the group cannot
         be used any more."""
-        code = outcome[0]
+        code, rank = outcome
         if code == DISAGREE:
             return Mismatch(job.words)
         if code == WITHDRAWN:
             return Cancelled(job.words)
-        if code == TIMEOUT:
-            late = self.native.late(job)
-            who = ("rank " if len(late) == 1 else "ranks ") + ", ".join(map(str, late))
-            waiting_for = f"{who} to make it too" if late else "its peers to do their part"
-            return self._fatal(outcome, f"in collective {job.number}", waiting_for)
-        return self._fatal(outcome, f"in collective {job.number}", "")
+        late = self.native.late(job) if code in (TIMEOUT, PEER_FAILED) else []
+        # A peer whose deadline passed first is not the cause: those that did not come are.
+        if code == PEER_FAILED and late and rank not in late and self._was_impatient(rank):
+            outcome = (TIMEOUT, -1)
+        waiting_for = f"{listed(late)} to make it too" if late else "its peers to do their part"
+        return self._fatal(outcome, f"in collective {job.number}", waiting_for, patience)
+
+    def _was_impatient(self, rank: int) -> bool:
+        """Whether a rank gave up because its deadline had passed. It says so a moment after it has
+        left the collective."""
+        until = time.monotonic() + 0.5
+        while (why := self.native.why_failed(rank)) is None and time.monotonic() < until:
+            time.sleep(0.002)
+        return why == BY_ITS_DEADLINE
 
     def message_error(self, outcome: tuple[int, int], what: str) -> Error:
         """The error for a message that could not be sent or received."""
         return self._fatal(outcome, f"about to {what}", "that rank's part")
 
-    def _fatal(self, outcome: tuple[int, int], where: str, waiting_for: str) -> Error:
+    def _fatal(
+        self,
+        outcome: tuple[int, int],
+        where: str,
+        waiting_for: str,
+        patience: float | None = None,
+    ) -> Error:
         error: Error
         if outcome[0] == TIMEOUT:
+            waited = self.patience if patience is None else patience
             error = Timeout(
-                f"rank {self.rank} was {where} and waited {self.patience:g} s for {waiting_for}; "
+                f"rank {self.rank} was {where} and waited {waited:g} s for {waiting_for}; "
                 "see what that rank is doing, or allow more with weft.configure(deadline=...)"
             )
         elif lost := peer_error(outcome, self.rank, where):

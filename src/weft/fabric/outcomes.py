@@ -29,11 +29,16 @@ _GONE = {
 }
 
 
+BY_ITSELF, BY_A_PEER, BY_ITS_DEADLINE = range(3)
+"""Why a rank gave up, as native/heap.h numbers it."""
+
+
 def why(error: Error) -> int:
-    """Why a rank gave up, as native/heap.h numbers it: 0 because of itself, 1 because it lost a
-    peer, 2 because of its deadline. Peers name the rank that is the cause, and where a deadline
-    has passed, their own tells them what is late."""
-    return 1 if isinstance(error, PeerLost) else 2 if isinstance(error, Timeout) else 0
+    """Why a rank gave up. Peers name the rank that is the cause, and where a deadline has passed,
+    their own tells them what is late."""
+    if isinstance(error, PeerLost):
+        return BY_A_PEER
+    return BY_ITS_DEADLINE if isinstance(error, Timeout) else BY_ITSELF
 
 
 def peer_error(outcome: Outcome, rank: int, where: str, there: str = "") -> PeerLost | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import select
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -48,14 +48,27 @@ def _key(rank: int) -> str:
 
 
 def _process_ended(group: dist.ProcessGroup, rank: int, machine: str) -> bool:
-    store = store_of(group)
-    try:
-        if not store.check([_key(rank)]):
+    for store, number in _written(group, rank):
+        try:
+            if store.check([_key(number)]):
+                where, pid = json.loads(store.get(_key(number)))
+                return where == machine and ended(pid)
+        except RuntimeError:  # the store is gone
             return False
-        where, pid = json.loads(store.get(_key(rank)))
-    except RuntimeError:  # the store is gone
-        return False
-    return where == machine and ended(pid)
+    return False
+
+
+def _written(group: dist.ProcessGroup, rank: int) -> Iterator[tuple[Any, int]]:
+    """The stores in which a rank may have written its process, and its number there: that of the
+    group, and that of all ranks, for a rank may have died before this group was made."""
+    yield store_of(group), rank
+    everyone = dist.group.WORLD
+    if everyone is None or everyone is group:
+        return
+    try:
+        yield store_of(everyone), dist.get_global_rank(group, rank)
+    except (ValueError, RuntimeError):  # torch does not know this group yet
+        return
 
 
 def ended(pid: int) -> bool:
