@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import struct
 import subprocess
 import sys
 import threading
 import time
+import traceback
 
 import pytest
 import torch
@@ -90,6 +92,46 @@ def test_errors_name_the_rank(kind, error, words):
 
 
 @pytest.mark.skipif(why_not() != "", reason=why_not())
+class _Unreadable(weft.Error):
+    def __init__(self, one, two):
+        super().__init__(one)
+
+
+def _odd_end(kind):
+    if dist.get_rank() == 1:
+        if kind == "forks" and os.fork() == 0:
+            time.sleep(600)
+        if kind == "raises":
+            raise _Unreadable("one", "two")
+        if kind == "half":
+            os.write(_pipe_of_this_rank(), struct.pack("!i", 1000) + b"only some")
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(600)
+
+
+def _pipe_of_this_rank():
+    return next(
+        frame.f_locals["pipe"].fileno()
+        for frame, _ in traceback.walk_stack(None)
+        if frame.f_code.co_name == "main" and "pipe" in frame.f_locals
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("forks", "^rank 1 ended by signal SIGKILL, without an error message$"),
+        ("half", "^rank 1 ended by signal SIGKILL, without an error message$"),
+        ("raises", "^what rank 1 returned or raised cannot be read here "),
+    ],
+)
+def test_odd_ends_of_a_rank(kind, words):
+    """A rank that leaves a child behind, that dies while it answers, and that raises an error which
+    cannot be sent."""
+    with pytest.raises(weft.Error, match=words):
+        weft.launch(_odd_end, kind, world=2)
+
+
 class _Late:
     """An argument that keeps rank 1 from joining the group, and says when it does."""
 

@@ -119,10 +119,24 @@ class _Rank:
 
     def hear(self) -> tuple[str, float, Any]:
         try:
-            message: tuple[str, float, Any] = pickle.loads(self.pipe.recv_bytes())
-            return message
-        except (EOFError, ConnectionResetError):
-            return "died", time.monotonic(), Error(self._death())
+            content = self.pipe.recv_bytes()
+        except (EOFError, OSError):
+            return self.died()
+        try:
+            message: tuple[str, float, Any] = pickle.loads(content)
+        except Exception as failure:
+            said = f"what rank {self.number} returned or raised cannot be read here ({failure})"
+            hint = "return numbers, tensors or other plain data"
+            return "died", time.monotonic(), Unsupported(f"{said}; {hint}")
+        return message
+
+    def died(self) -> tuple[str, float, Any]:
+        return "died", time.monotonic(), Error(self._death())
+
+    def is_gone(self) -> bool:
+        """Whether its process has ended and nothing that it sent is left. The pipe alone does not
+        tell: a child that the rank forked has it, too."""
+        return self.process.poll() is not None and not self.pipe.poll()
 
     def _death(self) -> str:
         try:
@@ -200,12 +214,13 @@ def _collect(ranks: list[_Rank], report: Report | None, named: bool) -> list[Any
     pipes: dict[Any, _Rank] = {rank.pipe: rank for rank in ranks}
     while pipes:
         streams: dict[Any, _Rank] = {stream: rank for rank in ranks for stream in rank.streams}
-        for ready in wait([*pipes, *streams], timeout=1.0):
-            if ready in streams:
-                streams[ready].forward(ready)  # type: ignore[arg-type]
-                continue
-            rank = pipes[ready]
-            kind, moment, value = rank.hear()
+        ready: set[Any] = {*wait([*pipes, *streams], timeout=1.0)}
+        for stream in ready & streams.keys():
+            streams[stream].forward(stream)
+        gone = {pipe for pipe, rank in pipes.items() if pipe not in ready and rank.is_gone()}
+        for pipe in (ready | gone) & pipes.keys():
+            rank = pipes[pipe]
+            kind, moment, value = rank.died() if pipe in gone else rank.hear()
             if kind == "report":
                 if report is not None:
                     report(*value)
@@ -213,7 +228,7 @@ def _collect(ranks: list[_Rank], report: Report | None, named: bool) -> list[Any
             joining.discard(rank)
             if kind == "joined":
                 continue
-            del pipes[ready]
+            del pipes[pipe]
             if kind == "result":
                 results[rank.number] = value
             else:
