@@ -3,6 +3,7 @@ died before, is named soon, and nobody waits for the deadline."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -250,3 +251,33 @@ def give_up_or_wait(group) -> None:
 
 def test_the_cause_is_named_and_not_who_gave_up_because_of_it(fresh_ranks):
     fresh_ranks(3).run(gave_up_because_of_another)
+
+
+def came_and_gave_up() -> None:
+    """Rank 0 looks after rank 1 just when that comes, and then gives up because of its card."""
+    group, usual = dist.group.WORLD, rendezvous.look_after
+    with rendezvous.opening(group):
+        if dist.get_rank() == 1:
+            store = rendezvous.store_of(group)
+            store.wait(["rank 0 looks"])
+            found = rendezvous.exchange(group, range(2), "test", {"number": 1}, 20.0)
+            store.set(rendezvous._note(rendezvous.number_of(group), 1), json.dumps(["gave up", 1]))
+            store.set("rank 1 gave up", "")
+        else:
+
+            def late(group, missing):
+                store = rendezvous.store_of(group)
+                store.set("rank 0 looks", "")
+                store.wait(["rank 1 gave up"])
+                usual(group, missing)
+
+            rendezvous.look_after = late
+            try:
+                found = rendezvous.exchange(group, range(2), "test", {"number": 0}, 20.0)
+            finally:
+                rendezvous.look_after = usual
+    assert found == [{"number": 0}, {"number": 1}]
+
+
+def test_a_rank_that_came_is_heard_even_if_it_gave_up_since(fresh_ranks):
+    fresh_ranks(2).run(came_and_gave_up)

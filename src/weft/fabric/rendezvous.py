@@ -131,7 +131,12 @@ def exchange(
             now = time.monotonic()
             if now > look:
                 missing = [member for member, key in keys.items() if not store.check([key])]
-                look_after(group, missing)
+                try:
+                    look_after(group, missing)
+                except PeerLost:
+                    if store.check(list(keys.values())):
+                        break  # it came meanwhile, and gave up only after that
+                    raise
                 if now - began > deadline:
                     raise Timeout(
                         f"rank {rank} waited {deadline:g} s in the first call on this "
