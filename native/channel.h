@@ -19,6 +19,7 @@
 #include "engine.h"
 #include "job.h"
 #include "store_trials.h"
+#include "turns.h"
 
 namespace weft {
 
@@ -132,6 +133,7 @@ class Channel {
   ChannelArea area_;
   int64_t spin_ns_;
   bool crowded_;
+  Turns turns_;
   Tuning tuning_;
   StoreTrials trials_;
   std::atomic<uint64_t> number_{0};  // of the last job begun; `abort` may look while one works

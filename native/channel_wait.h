@@ -1,8 +1,6 @@
 // How the channel waits: it spins, then sleeps on its rank's bell, and looks after its peers.
 #pragma once
 
-#include <sched.h>
-
 #include <algorithm>
 
 #include "channel.h"
@@ -18,15 +16,16 @@ Outcome Channel::await(Job& job, bool patient, int64_t until, Ready ready) {
   if (ready()) return {};
   int64_t now = now_ns();
   const int64_t spin_end = std::min(until, now + spin_ns_);
-  while (now < spin_end) {
+  bool waits = !crowded_ || turns_.worth(now);
+  while (waits && now < spin_end) {
     if (crowded_) {
-      sched_yield();
+      waits = turns_.give_way(now);
       if (ready()) return {};
-    } else {
-      for (int i = 0; i < 32; ++i) {
-        if (ready()) return {};
-        spin_pause();
-      }
+      continue;
+    }
+    for (int i = 0; i < 32; ++i) {
+      if (ready()) return {};
+      spin_pause();
     }
     now = now_ns();
   }

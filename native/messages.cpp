@@ -1,6 +1,5 @@
 #include "messages.h"
 
-#include <sched.h>
 #include <sys/prctl.h>
 
 #include <algorithm>
@@ -287,10 +286,15 @@ Outcome Messages::wait(Message& message, int64_t until) {
   int64_t now = now_ns();
   const int64_t slice = std::min({until, now + kSlice, message.deadline});
   const int64_t spin_end = std::min(slice, now + spin_ns_);
-  while (now < spin_end) {
+  bool waits = !crowded_ || turns_.worth(now);
+  while (waits && now < spin_end) {
     if (ready()) return message.outcome;
-    crowded_ ? (void)sched_yield() : spin_pause();
-    now = now_ns();
+    if (crowded_) {
+      waits = turns_.give_way(now);
+    } else {
+      spin_pause();
+      now = now_ns();
+    }
   }
   Bell& bell = area_.head(rank_).bell;
   while (now < slice) {

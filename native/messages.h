@@ -12,6 +12,7 @@
 
 #include "channel_layout.h"
 #include "engine.h"
+#include "turns.h"
 
 namespace weft {
 
@@ -60,6 +61,7 @@ class Messages {
   ChannelArea area_;
   int64_t spin_ns_;
   bool crowded_;
+  Turns turns_;
   std::vector<uint64_t> posted_, taken_;
   std::vector<std::deque<std::shared_ptr<Message>>> sends_;
   std::list<std::shared_ptr<Message>> receives_;             // in the order of asking
