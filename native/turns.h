@@ -3,8 +3,8 @@
 //
 // If other programs compute there, it is the opposite. Giving way to one of them costs its whole time
 // slice, and since Linux 6.18 it costs the rank its own, too: beside two busy programs, collectives of 1
-// KiB on 4 ranks took 13 times as long as with sleeping, and now and then a rank, or a thread of the
-// kernel, did not run for a minute. So whoever was away for long sleeps instead for a while.
+// KiB on 4 ranks took 13 times as long as with sleeping. So whoever was away for long sleeps instead for
+// a while.
 #pragma once
 
 #include <sched.h>
