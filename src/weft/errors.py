@@ -59,6 +59,11 @@ class RankFailed(Error):
         return f"rank {self.rank} raised {self.args[0]}\n\n{self.trace}".rstrip()
 
 
+def interrupted_by(interrupt: BaseException, rank: int) -> Error:
+    """Why a group is over if an exception that is not weft's ended a call on a rank."""
+    return Error(f"rank {rank} was interrupted by {type(interrupt).__name__}")
+
+
 class InvalidPlan(Error):
     """A plan breaks a rule that `plan.verify` checks: a bug in a lowering, never in a call."""
 

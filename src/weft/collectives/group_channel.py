@@ -21,7 +21,15 @@ from weft import fabric as fabrics
 from weft.collectives import recording
 from weft.collectives.kinds import BY_NUMBER, DTYPES, OTHER, REDUCTIONS, SUM
 from weft.dtype import name_of
-from weft.errors import Cancelled, Error, Mismatch, PeerLost, Timeout, Unsupported
+from weft.errors import (
+    Cancelled,
+    Error,
+    Mismatch,
+    PeerLost,
+    Timeout,
+    Unsupported,
+    interrupted_by,
+)
 from weft.fabric import Fabric, _native
 from weft.fabric.deadlines import nanoseconds
 from weft.fabric.outcomes import (
@@ -270,8 +278,7 @@ class GroupChannel:
 
     def interrupted(self, interrupt: BaseException) -> None:
         """Gives the group up, because this rank left a wait before its end."""
-        reason = f"rank {self.rank} was interrupted by {type(interrupt).__name__}"
-        self.fabric.give_up(Error(reason))
+        self.fabric.give_up(interrupted_by(interrupt, self.rank))
 
     def error(self, job: Job, outcome: tuple[int, int], patience: float | None = None) -> Error:
         """The error for an outcome. Unless ranks only disagreed or one withdrew, the group cannot

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from weft import fabric as fabrics
-from weft.errors import Error
+from weft.errors import Error, interrupted_by
 from weft.fabric import Fabric, KnownCalls, is_set
 from weft.fabric.interface import NOTHING_EXPOSED, PeerOutput, QuickProgram
 from weft.fabric.proposal import Items, proposal_of
@@ -357,7 +357,7 @@ def end_entered(fabric: Fabric, error: BaseException) -> None:
     """After an error in a call that this rank has entered: ends the group, unless all ranks raise
     the error. The fabric does so itself, but for an interrupt between two of its steps."""
     if not isinstance(error, Error):
-        fabric.give_up(Error(f"rank {fabric.rank} was interrupted by {type(error).__name__}"))
+        fabric.give_up(interrupted_by(error, fabric.rank))
 
 
 def _abandon(fabric: Fabric, output: PeerOutput | None) -> None:

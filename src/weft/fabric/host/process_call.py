@@ -10,7 +10,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
-from weft.errors import Error
+from weft.errors import Error, interrupted_by
 from weft.fabric.interface import Exposed, Program
 from weft.fabric.outcomes import AGAIN, CORRUPT, OK, TIMEOUT, Outcome
 from weft.fabric.proposal import Proposal, check_same
@@ -193,5 +193,5 @@ def break_off(fabric: ProcessFabric, call: int, error: BaseException) -> None:
     """Ends a call after an error on this rank. The group fails, unless the error is a `weft.Error`,
     which all ranks raise."""
     if not isinstance(error, Error):
-        fabric.give_up(Error(f"rank {fabric.rank} was interrupted by {type(error).__name__}"))
+        fabric.give_up(interrupted_by(error, fabric.rank))
     fabric.native.done(call)
