@@ -3,8 +3,10 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <utility>
 
 #include "log.h"
 
@@ -97,7 +99,7 @@ bool all_stuck(int before) {
   auto& l = log();
   static std::mutex mutex;
   static uint64_t seen = 0;
-  static int64_t since = 0;
+  static int64_t looked = 0, still = 0;
   if (!l.header || (!l.header->shared && config().world > 1)) return false;
   if (standstills() != before) return true;  // another rank was first to find out
   std::lock_guard guard(mutex);
@@ -110,13 +112,16 @@ bool all_stuck(int before) {
     stuck = stuck && s.pid &&
             (over || (s.running == 0 && s.blocked > 0 && main_thread_sleeps(s.pid)));
   }
-  const int64_t now = now_ns();
+  // A second in which all ranks were seen to stand still: while a busy machine runs no thread of this
+  // process, nobody looks, and that time does not count.
+  const int64_t now = now_ns(), since = std::exchange(looked, now);
   if (!stuck || progress != seen) {
     seen = progress;
-    since = now;
+    still = 0;
     return false;
   }
-  if (now - since < 1'000'000'000) return false;
+  still += std::min<int64_t>(now - since, 50'000'000);
+  if (still < 1'000'000'000) return false;
   l.header->standstills++;
   return true;
 }

@@ -11,7 +11,10 @@ namespace loom {
 namespace {
 
 constexpr int64_t kSecond = 1'000'000'000;
-constexpr int64_t kGrace = 2 * kSecond;  // between the end of a peer and the failure of a wait
+constexpr int64_t kLook = kSecond / 50;  // how often a wait looks after its peers
+// Looks between the end of a peer and the failure of a wait, about two seconds. They are counted
+// because time also passes while a busy machine runs none of this process's threads.
+constexpr int kGrace = 100;
 
 // A word guards what its writer did before: the store releases, and a wait acquires what it finds.
 // `exchange` does both, for its two sides take turns. Nobody sleeps on a word, so no wake-up is lost.
@@ -63,7 +66,8 @@ bool until_word(const Op& op, Compare compare, uint64_t value) {
   auto& here = status(config().rank);
   here.running--;
   const int64_t started = now_ns();
-  int64_t looked = started, lost = 0;
+  int64_t looked = started;
+  int lost = 0;
   const int before = standstills();
   useconds_t nap = 5;
   bool good = false;
@@ -73,21 +77,19 @@ bool until_word(const Op& op, Compare compare, uint64_t value) {
     usleep(nap);
     nap = nap < 200 ? nap * 2 : 200;
     const int64_t now = now_ns();
-    if (now - looked < kSecond / 50) continue;
+    if (now - looked < kLook) continue;
     looked = now;
-    const int dead = lost_peer();
+    int dead = lost_peer();
+    const bool stuck = dead < 0 && all_stuck(before);
+    // A process that was killed counts as ended before its last thread is gone, which is what
+    // lost_peer() waits for.
+    if (stuck) dead = killed_rank();
     if (dead >= 0) {
       // A stream of a GPU would wait on. So whoever watches the peers has time to release the word.
-      if (!lost) lost = now;
-      if (now - lost < kGrace) continue;
+      if (++lost < kGrace) continue;
       fail("rank " + std::to_string(dead) + " has ended while " + describe(op, compare, value));
-    } else if (all_stuck(before)) {
-      // A process that was killed counts as ended before its last thread is gone, which is what
-      // lost_peer() waits for.
-      const int ended = killed_rank();
-      fail((ended < 0 ? "no rank can go on: "
-                      : "rank " + std::to_string(ended) + " has ended while ") +
-           describe(op, compare, value));
+    } else if (stuck) {
+      fail("no rank can go on: " + describe(op, compare, value));
     } else if (config().deadline > 0 && now - started > config().deadline * kSecond) {
       fail("the deadline passed while " + describe(op, compare, value));
     }

@@ -158,6 +158,19 @@ def killed(when: str, schedule: str = "adaptive@dma"):
     return told, spent
 
 
+def killed_unwatched():
+    """The last rank dies before a known call, and the watchdog of the others has no time to notice.
+    What `weft.check` tells them, when their devices fail."""
+    right(2)
+    dist.barrier()
+    if dist.get_rank() == dist.get_world_size() - 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    watchdog = weft.fabric.of(None, "loom").watchdog
+    watchdog.look = lambda: None
+    gathers(2)
+    return [error_of(weft.check) for _ in range(2)]
+
+
 def device_fails():
     """The device of the last rank fails in a known call. What each rank is told by `weft.check` and
     by the calls after it."""

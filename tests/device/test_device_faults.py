@@ -12,6 +12,7 @@ from device_calls import (
     disagrees,
     killed,
     killed_in_rendezvous,
+    killed_unwatched,
     late,
     late_to_a_known_call,
     never_opens,
@@ -57,6 +58,16 @@ def test_a_dead_peer(spoiled_loom, when):
         assert told[0][0] == ("" if when in ("known call", "during") else "PeerLost"), told
         assert all(kind == "PeerLost" and "rank 2" in text for kind, text in told[1:]), told
         assert spent < 10
+
+
+def test_a_dead_peer_is_named_also_if_the_device_fails_before_the_watchdog_looks(spoiled_loom):
+    outcomes = spoiled_loom(3).start(killed_unwatched).outcomes(within=60)
+    assert outcomes[2].died
+    for outcome in outcomes[:2]:
+        assert outcome.error is None, outcome.trace
+        for kind, text in outcome.value:
+            assert kind == "PeerLost", outcome.value
+            assert "rank 2 died, and the device of rank" in text
 
 
 @pytest.mark.parametrize("opened", [False, True], ids=["first memory", "more memory"])

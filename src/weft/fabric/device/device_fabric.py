@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from weft.errors import Error, Timeout, Unsupported
+from weft.errors import Error, PeerLost, Timeout, Unsupported
 from weft.fabric.device.board import Board
 from weft.fabric.device.claim_program import ClaimProgram
 from weft.fabric.device.device_call import DeviceCall
@@ -29,7 +29,16 @@ from weft.fabric.device.symmetric import Slab, SlabMemory
 from weft.fabric.device.watch import Watchdog
 from weft.fabric.interface import NOTHING_EXPOSED, Capabilities, Exposed, Program
 from weft.fabric.link import Link
-from weft.fabric.outcomes import AGAIN, OK, PEER_FAILED, PEER_LEFT, TIMEOUT, Outcome, peer_error
+from weft.fabric.outcomes import (
+    AGAIN,
+    OK,
+    PEER_FAILED,
+    PEER_LEFT,
+    PEER_LOST,
+    TIMEOUT,
+    Outcome,
+    peer_error,
+)
 from weft.fabric.processes import ProcessFabric, over
 from weft.fabric.proposal import Proposal
 from weft.fabric.rendezvous import listed
@@ -278,16 +287,26 @@ class DeviceFabric:
                 self.watchdog.release_all()
 
     def device_failed(self, error: RuntimeError) -> None:
-        """The device itself has failed: nothing of it can be released or waited for any more."""
+        """The device itself has failed: nothing of it can be released or waited for any more. A
+        peer that died is named, for that may be the reason."""
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        text = f"the device of rank {self.rank} has failed in call {self.number}: {reason}"
-        self.give_up(Error(f"{text}; start the process again"), release=False)
+        text = (
+            f"the device of rank {self.rank} has failed in call {self.number}: {reason}; start the "
+            "process again"
+        )
+        code, peer = self.peer_state()
+        died = code == PEER_LOST
+        found = PeerLost(f"rank {peer} died, and {text}", peer) if died else Error(text)
+        self.give_up(found, release=False)
 
     def check(self, synchronize: bool) -> None:
         """Raises the error of a call that has ended."""
         if synchronize and self.broken is None:
-            torch.accelerator.synchronize(self.device)
-            self.watchdog.look()
+            try:
+                torch.accelerator.synchronize(self.device)
+                self.watchdog.look()
+            except RuntimeError as error:  # errors of torch, not of weft
+                self.device_failed(error)
         if self.broken is not None:
             raise over(self.broken, self.number)
         error, self.pending = self.pending, None
@@ -301,7 +320,10 @@ class DeviceFabric:
         if self.broken is not None or self.world == 1:
             return
         until = time.monotonic() + self.deadline
-        self.watchdog.finish()
+        try:
+            self.watchdog.finish()
+        except RuntimeError as error:
+            return self.device_failed(error)
         while any(self.board.ended(peer) < self.watchdog.last for peer in self.peers):
             if self.peer_state()[0] != OK or time.monotonic() > until:
                 return
