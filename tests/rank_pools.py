@@ -4,7 +4,7 @@ broken.
     pool = pools.get(3)                      # or pools.get(3, {"WEFT_FABRIC": "flat"})
     values = pool.run(function, 1, 2)     # function(1, 2) on every rank; raises what a rank raised
     job = pool.start(function)            # the same, without waiting; then
-    outcomes = job.outcomes(within=30)       # one Outcome per rank: a value, an error, or a death
+    outcomes = job.outcomes()               # one Outcome per rank: a value, an error, or a death
     job.hear("calling")                   # waits until every rank has called tell("calling")
     pool.renew()                          # the same processes in a new group
 
@@ -35,8 +35,10 @@ from typing import Any
 import ranks
 from ranks import Told
 
-DEADLINE = 20.0
-"""The deadline of waits in ranks, in seconds: a hang becomes `weft.Timeout`, long before ours."""
+DEADLINE = 60.0
+"""The deadline of waits in ranks, in seconds: a hang becomes `weft.Timeout`, long before ours.
+Tests of deadlines set their own; for all others it is long, because a busy machine may stand still
+for half a minute."""
 
 Environment = Mapping[str, "str | tuple[str, ...]"]
 """Variables of all ranks; where the value is a tuple, of each in turn."""
@@ -97,12 +99,12 @@ class Job:
         self._outcomes: dict[int, Outcome] = {}
         self._told: set[tuple[int, str]] = set()
 
-    def outcomes(self, within: float = 90.0) -> list[Outcome]:
+    def outcomes(self, within: float = 240.0) -> list[Outcome]:
         """The outcome of every rank; a rank that takes too long breaks the pool and the test."""
         self._receive(lambda: not self._waiting, within)
         return [self._outcomes[rank] for rank in sorted(self._outcomes)]
 
-    def hear(self, what: str, within: float = 30.0) -> None:
+    def hear(self, what: str, within: float = 240.0) -> None:
         """Waits until every rank has told this, or is through."""
         self._receive(
             lambda: all((r, what) in self._told or r in self._outcomes for r in self._members),
@@ -130,7 +132,7 @@ class Job:
                 else:
                     self._outcomes[self._waiting.pop(pipe)] = came
 
-    def values(self, within: float = 90.0) -> list:
+    def values(self, within: float = 240.0) -> list:
         """The value of every rank; raises if a rank raised or died."""
         outcomes = self.outcomes(within)
         if any(o.died or o.error is not None for o in outcomes):
@@ -183,7 +185,7 @@ class Pool:
             self._end()
         raise RankError(f"{self.world} ranks could not form a group in three attempts")
 
-    def _joined(self, within: float = 60.0) -> bool:
+    def _joined(self, within: float = 180.0) -> bool:
         """Waits until all ranks are in the group; False if one died on the way."""
         until, waiting = time.monotonic() + within, list(self.pipes)
         while waiting:
@@ -213,10 +215,10 @@ class Pool:
             self.pipes[rank].send((function, arguments, options))
         return Job(self, members)
 
-    def run(self, function, *arguments, within: float = 90.0, **options) -> list:
+    def run(self, function, *arguments, within: float = 240.0, **options) -> list:
         return self.start(function, *arguments, **options).values(within)
 
-    def outcomes(self, function, *arguments, within: float = 90.0) -> list[Outcome]:
+    def outcomes(self, function, *arguments, within: float = 240.0) -> list[Outcome]:
         return self.start(function, *arguments).outcomes(within)
 
     def renew(self) -> Pool:

@@ -49,7 +49,7 @@ def test_a_peer_that_never_opens_its_device_is_a_timeout(spoiled_loom):
 @pytest.mark.parametrize("when", ["first call", "known call", "during", "replay"])
 def test_a_dead_peer(spoiled_loom, when):
     job = spoiled_loom(3).start(killed, when)
-    outcomes = job.outcomes(within=60)
+    outcomes = job.outcomes()
     assert outcomes[2].died
     for outcome in outcomes[:2]:
         assert outcome.error is None, outcome.trace
@@ -61,7 +61,7 @@ def test_a_dead_peer(spoiled_loom, when):
 
 
 def test_a_dead_peer_is_named_also_if_the_device_fails_before_the_watchdog_looks(spoiled_loom):
-    outcomes = spoiled_loom(3).start(killed_unwatched).outcomes(within=60)
+    outcomes = spoiled_loom(3).start(killed_unwatched).outcomes()
     assert outcomes[2].died
     for outcome in outcomes[:2]:
         assert outcome.error is None, outcome.trace
@@ -72,7 +72,7 @@ def test_a_dead_peer_is_named_also_if_the_device_fails_before_the_watchdog_looks
 
 @pytest.mark.parametrize("opened", [False, True], ids=["first memory", "more memory"])
 def test_a_peer_that_dies_while_its_memory_is_waited_for(spoiled_loom, opened):
-    outcomes = spoiled_loom(3).start(killed_in_rendezvous, opened).outcomes(within=60)
+    outcomes = spoiled_loom(3).start(killed_in_rendezvous, opened).outcomes()
     assert outcomes[2].died
     for outcome in outcomes[:2]:
         assert outcome.error is None, outcome.trace

@@ -175,7 +175,7 @@ def test_a_killed_rank_is_an_error_in_seconds(pools, tmp_path):
         while not here.exists() and time.monotonic() < until:
             time.sleep(0.05)
         os.kill(pool.pool.pids[1], signal.SIGKILL)
-        outcomes = job.outcomes(within=30)
+        outcomes = job.outcomes()
     finally:
         pool.close()
     assert outcomes[1].died
@@ -197,7 +197,7 @@ def meet_alone():
 def test_a_rank_that_never_comes_to_a_rendezvous_is_an_error(pools):
     pool = LoomPool(2)
     try:
-        outcomes = pool.pool.outcomes(meet_alone, within=30)
+        outcomes = pool.pool.outcomes(meet_alone)
     finally:
         pool.close()
     assert "rank 1 has ended before the rendezvous" in str(outcomes[0].error)

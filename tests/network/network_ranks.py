@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 
-from rank_pools import Pool
-
-DEADLINE = 6.0
+from rank_pools import DEADLINE, Pool
 
 
 class HostPool(Pool):

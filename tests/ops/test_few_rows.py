@@ -387,7 +387,7 @@ def endless(victim):
 
 
 def test_a_killed_peer_is_named(fresh_ranks):
-    outcomes = fresh_ranks(3).outcomes(endless, 1, within=30)
+    outcomes = fresh_ranks(3).outcomes(endless, 1)
     assert outcomes[1].died
     for rank in (0, 2):
         assert outcomes[rank].error is None, outcomes[rank].trace

@@ -48,7 +48,7 @@ def test_a_rank_is_killed_in_the_middle_of_a_call(fresh_ranks, schedule, options
     job.hear("calling")
     time.sleep(0.1)  # all are in the call by now
     killed = pool.kill(1)
-    outcomes = job.outcomes(within=30)
+    outcomes = job.outcomes()
     assert outcomes[1].died
     for rank in (0, 2):
         error = outcomes[rank].error
@@ -78,7 +78,7 @@ def test_a_rank_is_killed_while_its_bytes_keep_coming(fresh_ranks, schedule):
     job.hear("calling")
     time.sleep(0.3)  # chunks arrive by now
     killed = pool.kill(1)
-    lost = job.outcomes(within=30)[0]
+    lost = job.outcomes()[0]
     assert isinstance(lost.error, PeerLost), lost
     assert "rank 1 died" in str(lost.error)
     assert lost.at - killed < WITHIN
@@ -102,7 +102,7 @@ def test_a_rank_is_killed_among_quick_calls(fresh_ranks, victim):
     job.hear("calling")
     time.sleep(0.1)
     killed = pool.kill(victim)
-    outcomes = job.outcomes(within=30)
+    outcomes = job.outcomes()
     for rank in {0, 1, 2} - {victim}:
         assert isinstance(outcomes[rank].error, PeerLost), outcomes[rank]
         assert outcomes[rank].error.rank == victim, str(outcomes[rank].error)
@@ -122,7 +122,10 @@ def test_a_rank_that_died_between_calls(fresh_ranks):
     pool = fresh_ranks(2)
     pool.run(warm_up)
     pool.kill(1)
-    pool.start(call_again, only=[0]).values(within=10)
+    began = time.monotonic()
+    [heard] = pool.start(call_again, only=[0]).outcomes()
+    assert heard.error is None, heard.trace
+    assert heard.at - began < WITHIN
 
 
 # -- a rank does not come --------------------------------------------------------------------------
@@ -145,13 +148,13 @@ def test_a_rank_never_calls(fresh_ranks, schedule):
     pool = fresh_ranks(3)
     pool.run(warm_up)
     job = pool.start(wait_alone, 0.8, schedule, only=[0, 2])
-    for message, seconds in job.values(within=20):
+    for message, seconds in job.values():
         assert "rank 1 to enter the call" in message
         assert "call 2" in message
         assert "0.8 s" in message
         assert schedule in message
         assert 0.8 <= seconds < 0.8 + WITHIN
-    [late] = pool.start(quick_call, schedule, only=[1]).outcomes(within=20)
+    [late] = pool.start(quick_call, schedule, only=[1]).outcomes()
     assert isinstance(late.error, PeerLost)
     assert "gave up in call 2" in str(late.error)
     check_survivors(pool, [0, 1, 2])
@@ -172,9 +175,9 @@ def try_again() -> None:
 
 def test_a_rank_never_makes_its_first_call(fresh_ranks):
     pool = fresh_ranks(2, WEFT_DEADLINE="1")
-    [seconds] = pool.start(first_call_alone, only=[0]).values(within=30)
+    [seconds] = pool.start(first_call_alone, only=[0]).values()
     assert 0.9 <= seconds < 1 + WITHIN
-    [late] = pool.start(check_call, 8, 3, 4, only=[1]).outcomes(within=30)
+    [late] = pool.start(check_call, 8, 3, 4, only=[1]).outcomes()
     assert isinstance(late.error, weft.Error)
     assert "rank 0 gave up" in str(late.error)
     pool.run(try_again)
@@ -249,7 +252,7 @@ def test_a_rank_ends_while_another_waits(fresh_ranks):
     time.sleep(0.1)
     pool.start(leave, only=[1])
     left = time.monotonic()
-    [heard] = job.outcomes(within=20)
+    [heard] = job.outcomes()
     assert heard.at - left < WITHIN, heard.trace
     assert "rank 1 left" in heard.value or "rank 1 died" in heard.value
 
@@ -265,7 +268,7 @@ def test_a_rank_destroys_the_group_while_another_waits(fresh_ranks):
     job.hear("calling")
     time.sleep(0.1)
     pool.start(destroy, only=[1]).values()
-    assert job.values(within=20) == [True]
+    assert job.values() == [True]
 
 
 def lost_or_late() -> bool:
@@ -291,7 +294,7 @@ def test_a_rank_may_end_right_after_its_last_call(fresh_ranks, schedule):
     for slow in (0, 1):
         pool = fresh_ranks(2)
         pool.run(warm_up)
-        outcomes = pool.start(last_call, slow, schedule).outcomes(within=30)
+        outcomes = pool.start(last_call, slow, schedule).outcomes()
         assert outcomes[slow].error is None, outcomes[slow].trace
         assert not outcomes[slow].died
         assert outcomes[1 - slow].died  # ended in good order, and so gave no answer

@@ -52,7 +52,7 @@ def test_a_rank_is_killed(fresh_ranks, call, link):
     job.hear("calling")
     time.sleep(0.3)
     killed = pool.kill(1)
-    outcomes = job.outcomes(within=30)
+    outcomes = job.outcomes()
     for rank in (0, 2):
         error = outcomes[rank].error
         assert isinstance(error, PeerLost), outcomes[rank]

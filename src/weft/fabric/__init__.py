@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from weft.errors import Unsupported
-from weft.fabric import _native
+from weft.fabric import _native, gloo_threads
 from weft.fabric.deadlines import deadline_of
 from weft.fabric.group.several_machines import SeveralMachines
 from weft.fabric.host.one_machine import OneMachine
@@ -191,6 +191,7 @@ def _close_all() -> None:
     for _, fabric in _newest_first():
         fabric.close()
     _open.clear()
+    gloo_threads.settle()
 
 
 def _newest_first() -> list[tuple[tuple[int, str], Fabric]]:

@@ -38,6 +38,10 @@ need the cores to compute."""
 CONGESTION = "cubic"
 """The congestion control of TCP."""
 
+_PATIENCE = 300.0
+"""Seconds that a command may take. They take milliseconds, but they wait for threads of the kernel,
+which a busy machine may let wait for a minute."""
+
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -244,14 +248,17 @@ def _enter(network: int) -> None:
 
 def _run(network: int | None, command: str | list[str], may_fail: bool = False) -> str:
     words = command.split() if isinstance(command, str) else command
-    done = subprocess.run(
-        words,
-        preexec_fn=None if network is None else lambda: _enter(network),
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            words,
+            preexec_fn=None if network is None else lambda: _enter(network),
+            capture_output=True,
+            text=True,
+            timeout=_PATIENCE,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise Unsupported(f"`{' '.join(words)}` did not end within {_PATIENCE:g} s") from None
     if done.returncode and not may_fail:
         output = (done.stderr or done.stdout).strip().splitlines()
         raise Unsupported(f"`{' '.join(words)}` failed: {output[0] if output else done.returncode}")

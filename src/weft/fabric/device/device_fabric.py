@@ -305,8 +305,8 @@ class DeviceFabric:
             try:
                 torch.accelerator.synchronize(self.device)
                 self.watchdog.look()
-            except RuntimeError as error:  # errors of torch, not of weft
-                self.device_failed(error)
+            except RuntimeError as failed:  # an error of torch, not of weft
+                self.device_failed(failed)
         if self.broken is not None:
             raise over(self.broken, self.number)
         error, self.pending = self.pending, None
