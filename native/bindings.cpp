@@ -56,6 +56,9 @@ NB_MODULE(_native, m) {
   m.attr("MAX_COUNTERS") = kMaxCounters;
   m.attr("MAX_BLOB") = kMaxBlob;
   m.def("now_ns", &now_ns);
+  m.def("is_dying", &is_dying, "pid"_a);
+  m.def("own_now_ns", [] { return own_time.now(); });
+  m.def("slept", [](int64_t began, int64_t due) { own_time.slept(began, due); }, "began"_a, "due"_a);
   nb::list points;
   for (const char* name : kPointNames) points.append(name);
   m.attr("POINTS") = nb::tuple(points);
@@ -111,7 +114,8 @@ NB_MODULE(_native, m) {
       .def(nb::init<int, int, int, uint64_t, int64_t, int64_t, int>(), "fd"_a, "rank"_a,
            "world"_a, "span"_a, "spin_ns"_a, "engine_spin_ns"_a, "cores"_a = 1)
       .def("leave", [](Fabric& f) { f.heap().leave(); })
-      .def("watch", [](Fabric& f, int rank, int pidfd) { f.heap().watch(rank, pidfd); })
+      .def("watch",
+           [](Fabric& f, int rank, int pidfd, int pid) { f.heap().watch(rank, pidfd, pid); })
       .def("set_link",
            [](Fabric& f, double bandwidth, int64_t latency_ns, int topology) {
              f.links().set(bandwidth, latency_ns, Topology(topology));

@@ -259,7 +259,7 @@ void bind_channel(nb::module_& m) {
              message->tag = tag;
              message->data = pointer(data);
              message->bytes = bytes;
-             message->deadline = later(now_ns(), patience);
+             message->deadline = later(own_time.now(), patience);
              nb::gil_scoped_release unlocked;
              if (sends) {
                all.send(message, background);

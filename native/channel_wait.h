@@ -7,7 +7,6 @@
 
 namespace weft {
 
-constexpr int64_t kSlice = 50'000'000;  // how often a sleeper looks up, in ns
 constexpr int64_t kNever = INT64_MAX;
 
 // Until `ready`, or the moment `until`, which is no failure. `ready` may do a piece of work.
@@ -33,17 +32,18 @@ Outcome Channel::await(Job& job, bool patient, int64_t until, Ready ready) {
   int64_t look = now + kSlice / 4;
   for (;;) {
     if (now >= until) return {};
-    const int64_t left = std::min({until, job.deadline, look}) - now;
+    const int64_t left = std::min({until, own_time.on_clock(job.deadline), look}) - now;
     // A piece of work that `ready` did may have been the last: it must count.
     if (bell.sleep(std::clamp<int64_t>(left, 0, kSlice), ready) || ready()) return {};
     if (aborted_.load()) return {Code::cancelled, -1};
     now = now_ns();
-    if (now < look && now < job.deadline) continue;
+    const bool too_late = own_time.now() >= job.deadline;
+    if (now < look && !too_late) continue;
     look = now + kSlice;
     const Outcome peers = check_peers(job.number);
     if (ready()) return {};
     if (peers.code != Code::ok) return peers;
-    if (now >= job.deadline) return {Code::timeout, -1};
+    if (too_late) return {Code::timeout, -1};
     if (!patient) return {Code::again, -1};
   }
 }
@@ -65,7 +65,7 @@ inline Outcome Channel::look_up(Job& job, bool patient) {
   if (aborted_.load()) return {Code::cancelled, -1};
   const Outcome peers = check_peers(job.number);
   if (peers.code != Code::ok) return peers;
-  if (now_ns() >= job.deadline) return {Code::timeout, -1};
+  if (own_time.now() >= job.deadline) return {Code::timeout, -1};
   return {patient ? Code::ok : Code::again, -1};
 }
 

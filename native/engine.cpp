@@ -117,11 +117,13 @@ Outcome Fabric::finish(Call& call) {
   copy_small(call, nullptr, 0);
   std::unique_lock lock(call.mutex);
   const auto all_ended = [&] { return call.lanes_left.load() == 0; };
-  if (call.ended.wait_for(lock, std::chrono::milliseconds(50), all_ended)) return call.outcome;
+  const int64_t began = now_ns();
+  if (call.ended.wait_for(lock, std::chrono::nanoseconds(kSlice), all_ended)) return call.outcome;
+  own_time.slept(began, began + kSlice);
   if (call.cancel.load()) return {Code::again, -1};
   const Outcome peers = heap_->check_peers(call.number);
   if (peers.code != Code::ok) return peers;
-  return {now_ns() > call.deadline ? Code::timeout : Code::again, -1};
+  return {own_time.now() > call.deadline ? Code::timeout : Code::again, -1};
 }
 
 Outcome Fabric::wait(Call& call, int rank, int counter, int64_t* woken_at) {
@@ -156,7 +158,7 @@ Outcome Fabric::hold(uint64_t call, int64_t until, int64_t deadline) {
   const Outcome peers = heap_->look_after_peers(call);
   if (peers.code != Code::ok) return peers;
   if (until <= now + kPause) return {};
-  return {now_ns() > deadline ? Code::timeout : Code::again, -1};
+  return {own_time.now() > deadline ? Code::timeout : Code::again, -1};
 }
 
 Outcome Fabric::done(uint64_t call) {

@@ -323,7 +323,7 @@ Outcome Repeat::start(Fabric& fabric, uint64_t call, int64_t patience, const Ope
   fabric_ = &fabric;
   call_ = call;
   fabric.enter(call, signature_, offsets, blob_);
-  run_.emplace(fabric, kernel_, kernels_, call, later(now_ns(), patience), std::move(pointers),
+  run_.emplace(fabric, kernel_, kernels_, call, later(own_time.now(), patience), std::move(pointers),
                signatures_, operands, false);
   return go();
 }

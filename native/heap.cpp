@@ -2,16 +2,19 @@
 
 #include "channel_layout.h"
 
+#include <fcntl.h>
 #include <poll.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cstring>
 #include <stdexcept>
+#include <string>
 
 namespace weft {
 namespace {
 
 constexpr uint64_t kPage = 4096;
-constexpr int64_t kSlice = 50'000'000;  // how often a sleeper looks after its peers, in ns
 // How much longer than a peer a rank waits for the same thing, in ns, before it says that the peer
 // gave up. Ranks enter a call at different times, and the deadline of each tells better what is late.
 constexpr int64_t kGrace = 5'000'000'000;
@@ -66,7 +69,7 @@ Heap::Heap(std::shared_ptr<Mapping> mapping, int rank, int world, uint64_t span)
       span_(span),
       owner_(getpid()),
       mapping_(std::move(mapping)),
-      pidfds_(size_t(world), -1) {
+      processes_(size_t(world), {-1, 0}) {
   if (rank < 0 || rank >= world || mapping_->bytes() != heap_bytes(world, span))
     throw std::runtime_error("rank " + std::to_string(rank) + " has no place in this heap");
   control_ = reinterpret_cast<Control*>(mapping_->base());
@@ -77,8 +80,8 @@ Heap::Heap(std::shared_ptr<Mapping> mapping, int rank, int world, uint64_t span)
 
 Heap::~Heap() {
   leave();
-  for (const int fd : pidfds_)
-    if (fd >= 0) close(fd);
+  for (const auto& [pidfd, pid] : processes_)
+    if (pidfd >= 0) close(pidfd);
 }
 
 std::optional<std::string_view> Heap::words(uint64_t call, int rank) {
@@ -151,9 +154,23 @@ uint64_t Heap::allocated() const {
   return total;
 }
 
+bool is_dying(int pid) {
+  char text[512];
+  const std::string path = "/proc/" + std::to_string(pid) + "/stat";
+  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (file < 0) return false;
+  const ssize_t size = read(file, text, sizeof text - 1);
+  close(file);
+  text[std::max<ssize_t>(size, 0)] = 0;
+  const char* name_end = std::strrchr(text, ')');
+  return name_end && (name_end[2] == 'Z' || name_end[2] == 'X');
+}
+
 bool Heap::ended(int rank) const {
-  pollfd p{pidfds_[rank], POLLIN, 0};
-  return pidfds_[rank] >= 0 && poll(&p, 1, 0) > 0;
+  const auto [pidfd, pid] = processes_[rank];
+  if (pidfd < 0) return false;
+  pollfd p{pidfd, POLLIN, 0};
+  return poll(&p, 1, 0) > 0 || is_dying(pid);
 }
 
 Outcome Heap::check_peers(uint64_t call) {
@@ -208,7 +225,7 @@ Outcome Heap::wait(Signal& signal, uint64_t target, uint64_t call, int64_t deadl
                    int64_t spin_ns, const std::atomic<bool>* cancel, bool patient) {
   if (signal.spin(target, spin_ns)) return {};
   for (;;) {
-    const int64_t left = deadline - now_ns();
+    const int64_t left = deadline - own_time.now();
     if (signal.sleep(target, std::clamp<int64_t>(left, 0, kSlice))) return {};
     if (cancel && cancel->load()) return {Code::cancelled, -1};
     const Outcome peers = check_peers(call);

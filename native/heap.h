@@ -80,6 +80,10 @@ struct Outcome {
   int rank = -1;
 };
 
+// Whether the main thread of a process has ended. The others of a process that was killed follow it,
+// but on a busy machine that may take many seconds, and only then does its pidfd tell.
+bool is_dying(int pid);
+
 class Heap {
  public:
   // `fd` is the group's memory; rank 0 made it with `create`. It is the heap's from here on.
@@ -126,8 +130,8 @@ class Heap {
   // The same in the middle of a call, and why.
   void fail(uint64_t call, Why why);
 
-  void watch(int rank, int pidfd) { pidfds_[rank] = pidfd; }
-  bool ended(int rank) const;  // whether a peer's process is over
+  void watch(int rank, int pidfd, int pid) { processes_[rank] = {pidfd, pid}; }
+  bool ended(int rank) const;  // whether a peer's process is over, or dying
   // A peer that can no longer do its part of the call, if any. Of several, it is the one that is
   // most likely the cause of the others: one that died, then one that was interrupted, then one
   // that left, then one that gave up because of another.
@@ -151,7 +155,7 @@ class Heap {
   char* channels_;
   char* data_;
   Control* control_;
-  std::vector<int> pidfds_;
+  std::vector<std::pair<int, int>> processes_;  // of the ranks: pidfd (-1: not watched), and number
   // When a thread of this rank looks after its peers again: whoever changes it does. It orders nothing
   // else, so it is relaxed; what is found is in the peers' controls.
   std::atomic<int64_t> next_look_{0};

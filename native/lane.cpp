@@ -356,7 +356,7 @@ Outcome LaneCall::start(uint64_t call, int64_t patience, std::vector<Matrix> buf
   call_ = std::make_shared<Call>();
   call_->program = copies_;
   call_->number = call;
-  call_->deadline = later(now_ns(), patience);
+  call_->deadline = later(own_time.now(), patience);
   for (const Matrix& buffer : buffers) call_->pointers.push_back(buffer.data);
   call_->signatures = signatures_;
   if (!copies_->lanes.empty()) fabric_.launch(call_, true);

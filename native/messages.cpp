@@ -9,7 +9,6 @@
 namespace weft {
 namespace {
 
-constexpr int64_t kSlice = 50'000'000;  // how often a sleeper looks up, in ns
 
 // Stands before the bytes of every chunk.
 struct alignas(64) Envelope {
@@ -284,7 +283,7 @@ Outcome Messages::wait(Message& message, int64_t until) {
   if (ready()) return message.outcome;
   come_to(Point::message_wait);
   int64_t now = now_ns();
-  const int64_t slice = std::min({until, now + kSlice, message.deadline});
+  const int64_t slice = std::min({until, now + kSlice, own_time.on_clock(message.deadline)});
   const int64_t spin_end = std::min(slice, now + spin_ns_);
   bool waits = !crowded_ || turns_.worth(now);
   while (waits && now < spin_end) {
@@ -312,7 +311,7 @@ Outcome Messages::wait(Message& message, int64_t until) {
   std::lock_guard lock(mutex_);
   if (message.done.load()) return message.outcome;
   if (peer.code != Code::ok) return peer;
-  return {now >= message.deadline ? Code::timeout : Code::again, -1};
+  return {own_time.now() >= message.deadline ? Code::timeout : Code::again, -1};
 }
 
 void Messages::loop() {

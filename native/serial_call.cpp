@@ -66,7 +66,7 @@ Outcome Exchange::start(Channel& channel, uint64_t call, int64_t patience, char*
 Outcome SerialCall::start(uint64_t call, int64_t patience, SerialOperands operands) {
   call_ = call;
   patience_ = patience;
-  deadline_ = later(now_ns(), patience);
+  deadline_ = later(own_time.now(), patience);
   operands_ = std::move(operands);
   job_.reset();
   fabric_.enter(call, signature_, {}, blob_);

@@ -7,27 +7,22 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
 #include <climits>
 #include <cstdint>
 
+#include "clock.h"
+
 namespace weft {
 
-inline int64_t now_ns() {
-  timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return int64_t(t.tv_sec) * 1'000'000'000 + t.tv_nsec;
-}
-
-// A moment after another, or the largest one if the sum would overflow.
-inline int64_t later(int64_t moment, int64_t by) {
-  int64_t sum;
-  return __builtin_add_overflow(moment, by, &sum) ? INT64_MAX : sum;
-}
+constexpr int64_t kSlice = 50'000'000;  // how often a sleeper looks after its peers, in ns
 
 inline void sleep_until(int64_t when) {
+  const int64_t began = now_ns();
   timespec t{time_t(when / 1'000'000'000), long(when % 1'000'000'000)};
   while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &t, nullptr) == EINTR) {
   }
+  own_time.slept(began, when);
 }
 
 inline void spin_pause() {
@@ -39,12 +34,17 @@ inline void spin_pause() {
 }
 
 inline void spin_until(int64_t when) {
-  while (now_ns() < when) spin_pause();
+  const int64_t began = now_ns();
+  int64_t now = began;
+  for (; now < when; now = now_ns()) spin_pause();
+  own_time.slept(began, when, now);
 }
 
 inline void futex_wait(const void* word, uint32_t seen, int64_t timeout_ns) {
   timespec t{time_t(timeout_ns / 1'000'000'000), long(timeout_ns % 1'000'000'000)};
+  const int64_t began = now_ns();
   syscall(SYS_futex, word, FUTEX_WAIT, seen, &t, nullptr, 0);
+  own_time.slept(began, later(began, timeout_ns));
 }
 
 inline void futex_wake_all(const void* word) {

@@ -233,6 +233,16 @@ class Pool:
         os.kill(self.pids[rank], signal.SIGKILL)
         return moment
 
+    def suspend(self, seconds: float, last: int) -> None:
+        """Stops all ranks for some seconds, as Ctrl-Z does. last: the rank that is resumed when all
+        others have been for a moment."""
+        for pid in self.pids:
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(seconds)
+        for rank in sorted(range(self.world), key=lambda rank: rank == last):
+            time.sleep(0.2)
+            os.kill(self.pids[rank], signal.SIGCONT)
+
     def close(self) -> None:
         self._end()
         del self._store

@@ -220,7 +220,7 @@ TEST(a_peer_whose_process_has_ended_is_lost) {
   CHECK_SAME(posix_spawn(&child, program, nullptr, nullptr, arguments, environ), 0);
   const int pidfd = int(syscall(SYS_pidfd_open, child, 0));
   CHECK(pidfd >= 0);
-  ranks[0].heap().watch(1, pidfd);
+  ranks[0].heap().watch(1, pidfd, child);
   const Outcome outcome =
       ranks[0].heap().wait(ranks[0].heap().control(1).entered, 1, 1, now_ns() + 20 * kSecond, 0);
   CHECK(outcome.code == Code::peer_lost);

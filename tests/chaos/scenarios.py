@@ -3,6 +3,8 @@ them is stopped, killed or interrupted at a point."""
 
 from __future__ import annotations
 
+import datetime
+import os
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -236,6 +238,27 @@ SCENARIOS = {
     ),
     "messages": Scenario(messages, ("message_post", "message_take", "message_wait"), QUICK, "weft"),
 }
+
+ALL = os.environ.get("WEFT_CHAOS") == "all"
+DAYS = 8
+"""In how many days `make test` comes to every case of which it takes some."""
+
+
+def todays(cases: list) -> list:
+    """All cases in `make chaos`, and in `make test` those whose turn it is."""
+    today = datetime.date.today().toordinal()
+    return cases if ALL else [case for at, case in enumerate(cases) if at % DAYS == today % DAYS]
+
+
+def prepare(scenario: Scenario) -> None:
+    """Has this rank join the group of a scenario, and sets its link."""
+    if scenario.backend != "gloo":
+        rank, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
+        dist.destroy_process_group()
+        again = dist.PrefixStore("again", store)
+        dist.init_process_group(scenario.backend, store=again, rank=rank, world_size=2)
+    weft.configure(link=scenario.link)
+
 
 MOST = 15.0
 """Seconds for which ranks repeat a call: less than their deadline."""

@@ -8,7 +8,6 @@ whose turn it is today.
 
 from __future__ import annotations
 
-import datetime
 import os
 import re
 import signal
@@ -18,9 +17,8 @@ from pathlib import Path
 import network_points
 import pytest
 import torch.distributed as dist
-from scenarios import SCENARIOS, repeat
+from scenarios import ALL, SCENARIOS, prepare, repeat, todays
 
-import weft
 from weft import PeerLost, fabric
 from weft.fabric import _native
 
@@ -29,18 +27,9 @@ NATIVE = Path(__file__).parents[2] / "native"
 VICTIM = 1
 
 CASES = [(name, point) for name, scenario in SCENARIOS.items() for point in scenario.points]
-ALL = os.environ.get("WEFT_CHAOS") == "all"
 WITHIN = 2.0 if ALL else 4.0
 """Seconds after the end of a rank in which its peers must know: two, and in `make test` as much
-again, for a machine that is busy with other work. The deadline is twenty."""
-DAYS = 8
-"""In how many days `make test` stops a rank at every point."""
-
-
-def todays(cases: list) -> list:
-    today = datetime.date.today().toordinal()
-    return cases if ALL else [case for at, case in enumerate(cases) if at % DAYS == today % DAYS]
-
+again, for a machine that is busy with other work. The deadline is far longer."""
 
 # -- that the enumeration is complete --------------------------------------------------------------
 
@@ -92,13 +81,9 @@ def test_every_point_is_in_a_scenario_and_in_the_code():
 def go(name: str, point: str, number: int) -> str:
     """Repeats a scenario. The victim sends itself a signal at a point, once a call was made."""
     scenario, rank = SCENARIOS[name], dist.get_rank()
-    if scenario.backend != "gloo":
-        store = dist.PrefixStore("again", dist.distributed_c10d._get_default_store())
-        dist.destroy_process_group()
-        dist.init_process_group(scenario.backend, store=store, rank=rank, world_size=2)
+    prepare(scenario)
     if point in network_points.POINTS and rank == VICTIM:
         network_points.watch()
-    weft.configure(link=scenario.link)
     scenario.call()
     try:
         if rank == VICTIM:

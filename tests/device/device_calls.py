@@ -85,6 +85,19 @@ def late(seconds: float) -> None:
     weft.check()
 
 
+def suspended(deadline: float) -> None:
+    """The last rank is late to a first and to a known call; all ranks are suspended meanwhile."""
+    wanted = want(3)
+    weft.configure(deadline=deadline)
+    for turn in range(2):
+        dist.barrier()
+        tell(f"calling {turn}")
+        if dist.get_rank() == dist.get_world_size() - 1:
+            time.sleep(0.6)
+        assert torch.equal(gathers(3).cpu(), wanted)
+    weft.check()
+
+
 def late_to_a_known_call() -> None:
     """The last rank comes when the call of the first has returned, whose host does not wait."""
     store = dist.distributed_c10d._get_default_store()

@@ -4,6 +4,7 @@ the device stays usable."""
 from __future__ import annotations
 
 import re
+import time
 
 import pytest
 from device_calls import (
@@ -16,6 +17,7 @@ from device_calls import (
     late,
     late_to_a_known_call,
     never_opens,
+    suspended,
     too_late,
 )
 
@@ -26,6 +28,16 @@ def test_a_late_peer_is_waited_for(loom):
 
 def test_a_late_peer_of_a_known_call_is_waited_for_by_the_device_alone(loom):
     loom(2).run(late_to_a_known_call)
+
+
+def test_a_suspended_job_goes_on(spoiled_loom):
+    pool = spoiled_loom(2)
+    job = pool.start(suspended, 3.0)
+    for turn in range(2):
+        job.hear(f"calling {turn}")
+        time.sleep(0.3)
+        pool.suspend(4.0, last=1)
+    job.values()
 
 
 @pytest.mark.parametrize("known", [False, True], ids=["first", "known"])

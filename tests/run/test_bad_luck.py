@@ -3,7 +3,10 @@ survivors can go on in a new group."""
 
 from __future__ import annotations
 
+import ctypes
 import os
+import platform
+import threading
 import time
 from datetime import timedelta
 
@@ -255,6 +258,27 @@ def test_a_rank_ends_while_another_waits(fresh_ranks):
     [heard] = job.outcomes()
     assert heard.at - left < WITHIN, heard.trace
     assert "rank 1 left" in heard.value or "rank 1 died" in heard.value
+
+
+def dies_slowly() -> None:
+    """Ends the main thread alone, as if the others of a process that was killed took their time."""
+    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+    exit_thread = {"x86_64": 60, "aarch64": 93}[platform.machine()]
+    ctypes.CDLL(None).syscall(exit_thread, 0)
+
+
+def test_a_rank_that_is_still_dying_is_named(fresh_ranks):
+    pool = fresh_ranks(2)
+    pool.run(warm_up)
+    job = pool.start(lost_with_a_reason, only=[0])
+    job.hear("calling")
+    began = time.monotonic()
+    pool.start(dies_slowly, only=[1])
+    [heard] = job.outcomes()
+    assert "rank 1 died" in heard.value, heard.trace
+    assert heard.at - began < WITHIN
+    assert pool.processes[1].is_alive()
+    pool.kill(1)
 
 
 def destroy() -> None:

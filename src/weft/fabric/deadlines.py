@@ -1,13 +1,19 @@
-"""Deadlines of waits: seconds, or infinity for none."""
+"""Deadlines of waits: seconds, or infinity for none.
+
+They are counted in own time (`native/clock.h`), which stands still while this process does. So a
+job that was suspended goes on, however long that was.
+"""
 
 from __future__ import annotations
 
 import math
 import os
+import time
 
 import torch.distributed as dist
 
 from weft.errors import Unsupported
+from weft.fabric import _native
 
 DEFAULT = 60.0
 LONGEST = 1e9
@@ -46,3 +52,15 @@ def deadline_of(group: dist.ProcessGroup) -> float:
     """The deadline of waits in a new fabric of a group, in seconds."""
     own: float | None = getattr(group, "deadline", None)  # a group of weft's backend has one
     return default_deadline() if own is None or "WEFT_DEADLINE" in os.environ else own
+
+
+def own_time() -> float:
+    """The own time of this process, in seconds."""
+    return _native.own_now_ns() * 1e-9
+
+
+def nap(seconds: float) -> None:
+    """Sleeps for a moment; own time does not count what it takes too long."""
+    began = _native.now_ns()
+    time.sleep(seconds)
+    _native.slept(began, began + nanoseconds(seconds))

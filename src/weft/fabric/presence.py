@@ -17,6 +17,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
+from weft.fabric import _native
+
 _TAG = 2**31 - 1
 """The tag of receives that only ask whether a connection is open. Nobody sends with it."""
 
@@ -72,7 +74,7 @@ def _written(group: dist.ProcessGroup, rank: int) -> Iterator[tuple[Any, int]]:
 
 
 def ended(pid: int) -> bool:
-    """Whether a process of this machine is over."""
+    """Whether a process of this machine is over, or dying."""
     try:
         watched = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -82,7 +84,7 @@ def ended(pid: int) -> bool:
     try:
         look = select.poll()
         look.register(watched, select.POLLIN)
-        return bool(look.poll(0))
+        return bool(look.poll(0)) or _native.is_dying(pid)
     finally:
         os.close(watched)
 

@@ -147,7 +147,7 @@ class ProcessFabric:
         return self.number
 
     def deadline_ns(self) -> int:
-        return _native.now_ns() + nanoseconds(self.deadline)
+        return _native.own_now_ns() + nanoseconds(self.deadline)
 
     def wait(
         self,

@@ -8,7 +8,6 @@ import json
 import os
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -19,6 +18,7 @@ import torch.distributed as dist
 
 from weft.errors import PeerLost, Timeout, Unsupported, nearest
 from weft.fabric import _native
+from weft.fabric.deadlines import nap, own_time
 from weft.fabric.presence import lost, present, store_of
 
 Kind = Literal["auto", "host", "group", "flat"]
@@ -125,10 +125,10 @@ def exchange(
         number = _openings.get(group) or store.add(f"weft/{what}/{rank}/times", 1)
         keys = {member: _card(what, member, number) for member in members}
         store.set(keys[rank], json.dumps(card))
-        began, pause = time.monotonic(), 1e-4
+        began, pause = own_time(), 1e-4
         look = began + min(LOOK, deadline)
         while not store.check(list(keys.values())):
-            now = time.monotonic()
+            now = own_time()
             if now > look:
                 missing = [member for member, key in keys.items() if not store.check([key])]
                 try:
@@ -144,7 +144,7 @@ def exchange(
                         "doing, or allow more with WEFT_DEADLINE"
                     )
                 look = now + min(LOOK, max(0.0, deadline - (now - began)))
-            time.sleep(pause)
+            nap(pause)
             pause = min(pause * 1.5, 0.02)
         return [json.loads(store.get(key)) for key in keys.values()]
 

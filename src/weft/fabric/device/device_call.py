@@ -3,7 +3,6 @@ the last call, and enqueues its program."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from weft.errors import Error, Mismatch, PeerLost, Unsupported
+from weft.fabric.deadlines import own_time
 from weft.fabric.device.board import BoardHeader, differing
 from weft.fabric.device.device_driver import AT_LEAST
 from weft.fabric.device.program import DeviceProgram
@@ -94,7 +94,7 @@ class DeviceCall:
     def headers(self) -> list[BoardHeader]:
         """The headers of all ranks; the host waits for them."""
         fabric = self.fabric
-        until = time.monotonic() + fabric.deadline
+        until = own_time() + fabric.deadline
         while fabric.board.missing(self.number):
             fabric.wait_a_moment(until, "all ranks to enter the call", self.label)
         found = fabric.board.headers(self.number)

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from weft.errors import Error, PeerLost, Timeout, Unsupported
+from weft.fabric.deadlines import nap, own_time
 from weft.fabric.device.board import Board
 from weft.fabric.device.claim_program import ClaimProgram
 from weft.fabric.device.device_call import DeviceCall
@@ -230,7 +231,7 @@ class DeviceFabric:
         if self.broken is not None:
             raise over(self.broken, self.number)
         self.number += 1
-        until = time.monotonic() + self.deadline
+        until = own_time() + self.deadline
         while not self.board.has_room(self.number):
             self.wait_a_moment(until, "its peers to catch up", "a call")
         return self.number
@@ -240,9 +241,9 @@ class DeviceFabric:
         outcome = self.peer_state()
         if outcome[0] != OK:
             raise self.failure(outcome, doing, waiting_for)
-        if time.monotonic() > until:
+        if own_time() > until:
             raise self.failure((TIMEOUT, -1), doing, waiting_for)
-        time.sleep(_LOOK)
+        nap(_LOOK)
 
     # -- faults ------------------------------------------------------------------------------------
 
@@ -319,15 +320,15 @@ class DeviceFabric:
         """Waits until no peer reads this rank's memory any more."""
         if self.broken is not None or self.world == 1:
             return
-        until = time.monotonic() + self.deadline
+        until = own_time() + self.deadline
         try:
             self.watchdog.finish()
         except RuntimeError as error:
             return self.device_failed(error)
         while any(self.board.ended(peer) < self.watchdog.last for peer in self.peers):
-            if self.peer_state()[0] != OK or time.monotonic() > until:
+            if self.peer_state()[0] != OK or own_time() > until:
                 return
-            time.sleep(_LOOK_AT_THE_END)
+            nap(_LOOK_AT_THE_END)
 
     def on_close(self, callback: Callable[[], Any]) -> None:
         self._callbacks.append(callback)

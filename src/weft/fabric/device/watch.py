@@ -9,7 +9,6 @@ at the next call or at `weft.check()`. The device itself stays usable.
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from weft.errors import Mismatch
+from weft.fabric.deadlines import nap, own_time
 from weft.fabric.outcomes import OK, TIMEOUT
 from weft.fabric.proposal import check_same
 
@@ -92,7 +92,7 @@ class Watchdog:
         self.look()
 
     def _run(self) -> None:
-        nap, first = _LOOK, None
+        pause, first = _LOOK, None
         while not self._over:
             if not self._calls:
                 self._wake.clear()
@@ -104,8 +104,8 @@ class Watchdog:
                 self._fabric.device_failed(error)
                 return
             before, first = first, self._calls[0] if self._calls else None
-            nap = min(2 * nap, _LOOK_LONG) if first is before else _LOOK
-            time.sleep(nap)
+            pause = min(2 * pause, _LOOK_LONG) if first is before else _LOOK
+            nap(pause)
 
     def look(self) -> None:
         """Looks at all calls once."""
@@ -130,8 +130,8 @@ class Watchdog:
                 return
             elif not first.since:
                 if first.began.query():
-                    first.since = time.monotonic()
-            elif time.monotonic() - first.since > fabric.deadline:
+                    first.since = own_time()
+            elif own_time() - first.since > fabric.deadline:
                 fabric.failure((TIMEOUT, -1), first.label, "a signal of its peers")
 
     def _note_seen(self) -> None:

@@ -14,12 +14,13 @@ import secrets
 import select
 import socket
 import struct
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from weft.errors import Unsupported
+from weft.fabric import _native
+from weft.fabric.deadlines import nanoseconds, own_time
 from weft.fabric.group.streams import Streams
 from weft.fabric.group.wires import Wires
 
@@ -66,7 +67,7 @@ class Door:
     ) -> tuple[Wires, Streams]:
         """The connections to all other ranks. cards: those of all ranks. look: raises if a peer is
         lost; called while this waits."""
-        until = time.monotonic() + seconds
+        until = own_time() + seconds
         made: dict[_Wanted, socket.socket] = {}
         peers = [peer for peer in range(len(cards)) if peer != rank]
         wanted = [(purpose, peer) for purpose in _PURPOSES for peer in peers]
@@ -76,7 +77,7 @@ class Door:
                 if peer < rank:
                     made[purpose, peer] = _connected(rank, purpose, cards[peer], until, look)
             while len(made) < len(wanted):
-                if time.monotonic() > until:
+                if own_time() > until:
                     missing = next(peer for purpose, peer in wanted if (purpose, peer) not in made)
                     raise Unsupported(_no_way(f"rank {missing} has not connected to it"))
                 self._accept(made, later)
@@ -107,7 +108,10 @@ class Door:
         poll = select.poll()
         for file in open_ones:
             poll.register(file, select.POLLIN)
-        for file, _ in poll.poll(_LOOK * 1e3):
+        began = _native.now_ns()
+        ready_files = poll.poll(_LOOK * 1e3)
+        _native.slept(began, began + nanoseconds(_LOOK))
+        for file, _ in ready_files:
             ready = open_ones[file]
             if ready in self._guests:
                 self._hear(ready, made, wanted)
@@ -161,13 +165,13 @@ def _connected(
     while doors:
         for address, port in tuple(doors.items()):
             try:
-                left = max(until - time.monotonic(), 0.1)
+                left = max(until - own_time(), 0.1)
                 connection = socket.create_connection((address, port), timeout=min(left, _TRY))
                 connection.sendall(_HELLO.pack(rank, purpose, bytes.fromhex(card["word"])))
                 return connection
             except OSError as error:
                 failures[address] = error
-                if not isinstance(error, TimeoutError) or time.monotonic() > until:
+                if not isinstance(error, TimeoutError) or own_time() > until:
                     del doors[address]
             look()
     tried = ", ".join(f"{address}: {failure}" for address, failure in failures.items())

@@ -194,7 +194,7 @@ class NetworkNative:
         for rank in missing:
             if rank in self._gone:
                 return (self._gone[rank], rank)
-        if _native.now_ns() > deadline:
+        if _native.own_now_ns() > deadline:
             return (TIMEOUT, next(iter([*missing, *self.wires.unsent]), -1))
         return None
 

@@ -11,10 +11,11 @@ import socket
 import struct
 from collections.abc import Callable, Mapping
 
+from weft.fabric import _native
 from weft.fabric.group.connections import Connections
 
-_LOOK = struct.pack("@ll", 0, 50_000)
-"""The longest sleep in the kernel, as a timeval: 50 ms."""
+_LOOK_NS = 50_000_000
+"""The longest sleep in the kernel, in nanoseconds."""
 
 GoOn = Callable[[], None]
 """Called after every sleep; raises if a transfer must end."""
@@ -29,15 +30,17 @@ class Streams(Connections):
 
     def __init__(self, sockets: Mapping[int, socket.socket]) -> None:
         super().__init__(sockets)
+        longest = struct.pack("@ll", 0, _LOOK_NS // 1000)  # a timeval
         for stream in sockets.values():
             stream.setblocking(True)
-            stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _LOOK)
-            stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _LOOK)
+            stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, longest)
+            stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, longest)
 
     def send(self, peer: int, data: memoryview, go_on: GoOn) -> None:
         """Sends bytes; returns when the network has taken all."""
         stream = self._sockets[peer]
         while data:
+            began = _native.now_ns()
             try:
                 data = data[stream.send(data) :]
             except BlockingIOError:
@@ -45,12 +48,14 @@ class Streams(Connections):
             except OSError:
                 raise Lost from None
             if data:
+                _native.slept(began, began + _LOOK_NS)
                 go_on()
 
     def receive(self, peer: int, room: memoryview, go_on: GoOn) -> None:
         """Fills a memory with the next bytes of a peer."""
         stream = self._sockets[peer]
         while room:
+            began = _native.now_ns()
             try:
                 count = stream.recv_into(room, 0, socket.MSG_WAITALL)
                 if not count:
@@ -61,4 +66,5 @@ class Streams(Connections):
             except OSError:
                 raise Lost from None
             if room:
+                _native.slept(began, began + _LOOK_NS)
                 go_on()

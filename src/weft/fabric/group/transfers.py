@@ -202,7 +202,7 @@ class NetworkFlight:
                     or self.cancelled
                     or self.outcome[0] != OK
                 ),
-                max(0.0, (self.deadline - _native.now_ns()) / 1e9),
+                max(0.0, (self.deadline - _native.own_now_ns()) / 1e9),
             )
 
     def _run(self, peer: int, transfers: Sequence[Transfer]) -> None:
@@ -263,7 +263,7 @@ class NetworkFlight:
 
     def _go_on(self, peer: int) -> None:
         """Ends a transfer if its call is stopped or its deadline has passed."""
-        if _native.now_ns() > self.deadline:
+        if _native.own_now_ns() > self.deadline:
             self.fail(TIMEOUT, peer)
         if self.cancelled or self.outcome[0] != OK:
             raise _Stopped

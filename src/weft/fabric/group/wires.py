@@ -13,6 +13,8 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
+from weft.fabric import _native
+from weft.fabric.deadlines import nanoseconds
 from weft.fabric.group.connections import Connections
 from weft.fabric.group.headers import (
     BYE,
@@ -83,7 +85,9 @@ class Wires(Connections):
             if wanted and wire.fileno() >= 0:
                 by_file[wire.fileno()] = peer
                 poll.register(wire, wanted)
+        began = _native.now_ns()
         ready = poll.poll(max(0.0, seconds) * 1e3)
+        _native.slept(began, began + nanoseconds(seconds))
         return [by_file[file] for file, event in ready if event & ~select.POLLOUT]
 
     def read(self, peer: int) -> Found | None:

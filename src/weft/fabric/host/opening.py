@@ -69,7 +69,7 @@ def open_heap(group: dist.ProcessGroup, members: Sequence[int], deadline: float)
         del first
         for place, card in enumerate(cards):
             if place != here:
-                native.watch(place, os.pidfd_open(card.pid))
+                native.watch(place, os.pidfd_open(card.pid), card.pid)
     except (RuntimeError, OSError) as failure:
         error = f"cannot share memory with rank {members[0]}: {failure}"
     # A second exchange: either every rank has opened the memory, or all raise the error of one.
