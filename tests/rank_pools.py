@@ -46,8 +46,9 @@ Environment = Mapping[str, "str | tuple[str, ...]"]
 PATIENCE = float(os.environ.get("WEFT_TEST_PATIENCE", "1"))
 """How many times as long as they say tests wait for ranks, which a sanitizer makes slow."""
 
-POOLS = int(os.environ.get("WEFT_TEST_POOLS", "100"))
-"""How many pools wait for the next test at most; under a sanitizer, a rank takes much memory."""
+POOLS = int(os.environ.get("WEFT_TEST_POOLS", "8"))
+"""How many pools wait for the next test at most. A rank that waits takes memory, and is not idle: its
+thread of gloo looks around a hundred times a second."""
 
 IMPORTED = ("torch", "torch.distributed", "weft", "weft.measure.rank_process")
 """What every server has imported."""

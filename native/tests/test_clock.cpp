@@ -1,6 +1,9 @@
 // Own time: it does not count what a sleep takes too long.
 #include "clock.h"
 
+#include <thread>
+#include <vector>
+
 #include "check.h"
 
 using namespace weft;
@@ -40,12 +43,14 @@ TEST(a_sleep_to_a_moment_that_has_passed_counts_from_its_beginning) {
 
 TEST(threads_that_slept_through_the_same_time_count_it_once) {
   OwnTime time;
-  time.slept(10, 20, 5 * kSecond);
-  const int64_t once = behind(time);
-  time.slept(15, 25, 5 * kSecond + 7);
-  CHECK_SAME(behind(time), once);
-  time.slept(6 * kSecond, 7 * kSecond, 9 * kSecond);
-  CHECK_SAME(behind(time), once + 2 * kSecond);
+  for (int64_t round = 1; round <= 200; ++round) {
+    const int64_t began = round * 10 * kSecond;
+    std::vector<std::thread> threads;
+    for (int64_t i = 0; i < 4; ++i)
+      threads.emplace_back([&, i] { time.slept(began + i, began + i, began + 5 * kSecond + i); });
+    for (auto& thread : threads) thread.join();
+    CHECK_SAME(behind(time), round * 5 * kSecond);
+  }
 }
 
 }  // namespace
