@@ -47,8 +47,8 @@ PATIENCE = float(os.environ.get("WEFT_TEST_PATIENCE", "1"))
 """How many times as long as they say tests wait for ranks, which a sanitizer makes slow."""
 
 POOLS = int(os.environ.get("WEFT_TEST_POOLS", "8"))
-"""How many pools wait for the next test at most. A rank that waits takes memory, and is not idle: its
-thread of gloo looks around a hundred times a second."""
+"""How many pools wait for the next test at most. A rank that waits takes memory, and is not idle:
+its thread of gloo looks around a hundred times a second."""
 
 IMPORTED = ("torch", "torch.distributed", "weft", "weft.measure.rank_process")
 """What every server has imported."""
