@@ -81,9 +81,9 @@ def test_every_point_is_in_a_scenario_and_in_the_code():
 def go(name: str, point: str, number: int) -> str:
     """Repeats a scenario. The victim sends itself a signal at a point, once a call was made."""
     scenario, rank = SCENARIOS[name], dist.get_rank()
-    prepare(scenario)
     if point in network_points.POINTS and rank == VICTIM:
         network_points.watch()
+    prepare(scenario)
     scenario.call()
     try:
         if rank == VICTIM:
