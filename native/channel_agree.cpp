@@ -92,7 +92,7 @@ void Channel::announce(Job& job) {
   number_.store(number, std::memory_order_relaxed);
   job.number.store(number, std::memory_order_relaxed);
   job.started = now_ns();
-  job.deadline = later(own_time.now(), job.patience);
+  job.deadline = later(own_time.at(job.started), job.patience);
   const Links& links = fabric_.links();
   const uint64_t piece = links.piece_bytes() / 64 * 64;
   job.chunk = chunk_of(job);

@@ -37,7 +37,7 @@ Outcome Channel::await(Job& job, bool patient, int64_t until, Ready ready) {
     if (bell.sleep(std::clamp<int64_t>(left, 0, kSlice), ready) || ready()) return {};
     if (aborted_.load()) return {Code::cancelled, -1};
     now = now_ns();
-    const bool too_late = own_time.now() >= job.deadline;
+    const bool too_late = own_time.at(now) >= job.deadline;
     if (now < look && !too_late) continue;
     look = now + kSlice;
     const Outcome peers = check_peers(job.number);

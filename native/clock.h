@@ -23,15 +23,18 @@ inline int64_t later(int64_t moment, int64_t by) {
 }
 
 // Own time stands still while this process does: when a user suspends the job (Ctrl-Z), its virtual
-// machine is paused, or other programs take all cores. Deadlines are moments of own time. A job that
-// was suspended for longer than a deadline so goes on, for its ranks had no time to come.
+// machine is paused, or other programs take all cores. Deadlines are moments of own time, so a job that
+// was suspended for longer than its deadline goes on: its ranks had no time in which to be late.
 //
 // A process learns that it stood still from a sleep that ends much too late.
 class OwnTime {
  public:
   static constexpr int64_t kLate = 1'000'000'000;
 
-  int64_t now() const { return now_ns() - still_.load(kRelaxed); }
+  int64_t now() const { return at(now_ns()); }
+
+  // Own time at a moment of the clock that has just passed.
+  int64_t at(int64_t moment) const { return moment - still_.load(kRelaxed); }
 
   // The moment on the clock at which own time comes to a moment, if it does not stand still before.
   int64_t on_clock(int64_t moment) const { return later(moment, still_.load(kRelaxed)); }

@@ -9,7 +9,6 @@
 namespace weft {
 namespace {
 
-
 // Stands before the bytes of every chunk.
 struct alignas(64) Envelope {
   uint64_t tag;
@@ -311,7 +310,7 @@ Outcome Messages::wait(Message& message, int64_t until) {
   std::lock_guard lock(mutex_);
   if (message.done.load()) return message.outcome;
   if (peer.code != Code::ok) return peer;
-  return {own_time.now() >= message.deadline ? Code::timeout : Code::again, -1};
+  return {own_time.at(now) >= message.deadline ? Code::timeout : Code::again, -1};
 }
 
 void Messages::loop() {
