@@ -12,6 +12,7 @@ from weft.errors import Mismatch, Unsupported
 from weft.fabric.proposal import PEERS_DECIDE, Proposal
 from weft.operation import is_split
 from weft.ops import gather_contract as _gather_contract  # noqa: F401 - its operator is used
+from weft.ops.aliasing import check_apart
 from weft.ops.known import Operands, again
 from weft.ops.operands import (
     as_rows,
@@ -24,6 +25,7 @@ from weft.ops.operands import (
     dtype_name,
     group_name,
     has_columns,
+    named,
     num_rows,
     resized,
     resolve_group,
@@ -256,9 +258,10 @@ def _check_outs(
 ) -> None:
     if len(outs) != len(weights):
         raise Unsupported(f"out has {len(outs)} tensors for {len(weights)} w; give one for each")
-    for i, (out, weight) in enumerate(zip(outs, weights, strict=True)):
-        name = "out" if len(outs) == 1 else f"out[{i}]"
+    listed = named("out", outs)
+    for i, ((name, out), weight) in enumerate(zip(listed, weights, strict=True)):
         check_out(name, out, x_shard, weights, weight.shape[1], x_name="x_shard")
+        check_apart(name, out, listed[:i])
 
 
 def _fake(

@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from weft.errors import Unsupported
 from weft.fabric.proposal import Proposal
+from weft.ops.aliasing import check_apart
 from weft.ops.operands import check_operands, check_out, dtype_name
 from weft.ops.operator import Bound, Operator, register, run, session_for
 from weft.plan.concurrent import COLLECTIVES, Collective, Concurrent
@@ -78,6 +79,7 @@ def _bind(
         raise Unsupported(f"x is {x.dtype} and a is {a.dtype}; cast one to the other's dtype")
     if out is not None:
         check_out("out", out, a, [b], b.shape[1], a.shape[0], "a")
+        check_apart("out", out, [("x", x)])
     sizes, dtype = (a.shape[0], b.shape[1], a.shape[1]), dtype_name(a.dtype)
     rank, world = session.fabric.rank, session.fabric.world
 

@@ -9,6 +9,7 @@ import torch
 
 from weft.dtype import summed_in_float32
 from weft.errors import Unsupported
+from weft.ops.aliasing import check_apart
 from weft.ops.embedding_inputs import modes_of
 from weft.ops.operands import DTYPES, differentiated, dtype_name
 from weft.run.call import check_tensor
@@ -90,7 +91,8 @@ def outdated(out: object, shape: tuple[int, int], dtype: torch.dtype) -> bool:
 
 
 def check_result(out: object, shape: tuple[int, int] | None, dtype: str, inputs: Tables) -> None:
-    """Raises unless the result fits into out. shape: of the result, if it is known."""
+    """Raises unless the result fits into out, and out is memory of its own. shape: that of the
+    result, if it is known."""
     if out is None:
         return
     tensor = check_tensor("out", out, (2,))
@@ -103,3 +105,4 @@ def check_result(out: object, shape: tuple[int, int] | None, dtype: str, inputs:
             "out or an input requires grad, and out= has no backward; "
             "leave it out, or call under torch.no_grad()"
         )
+    check_apart("out", tensor, [("an input", one) for one in inputs])

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from weft.errors import Mismatch, Unsupported
-from weft.ops.operands import are_sizes, dtype_name
+from weft.ops.operands import are_sizes, dtype_name, named
 from weft.run.call import check_tensor
 
 Splits = Any
@@ -49,8 +49,7 @@ def check_weights(x: torch.Tensor, weights: Sequence[torch.Tensor]) -> int:
     check_tensor("x", x, (2,))
     if not weights:
         raise Unsupported("w is empty; give at least one weight")
-    for i, w in enumerate(weights):
-        name = "w" if len(weights) == 1 else f"w[{i}]"
+    for name, w in named("w", weights):
         check_tensor(name, w, (3,))
         if w.dtype != x.dtype:
             raise Unsupported(

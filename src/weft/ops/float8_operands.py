@@ -9,6 +9,7 @@ import torch
 
 from weft.dtype import float8, scalar_types, summed_in_float32
 from weft.errors import Unsupported
+from weft.ops.operands import named
 from weft.run.call import check_tensor
 
 
@@ -18,8 +19,7 @@ def check_eight(
     """The name of the dtype of x. Raises unless x [..., K] and every w [K, N] are float8 and can be
     multiplied into these results."""
     check_tensor(x_name, x, (2, 3, 4))
-    for i, weight in enumerate(weights):
-        name = "w" if len(weights) == 1 else f"w[{i}]"
+    for name, weight in named("w", weights):
         check_tensor(name, weight, (2,))
         for what, tensor in ((x_name, x), (name, weight)):
             if tensor.dtype not in float8():

@@ -14,6 +14,7 @@ from torch._C._distributed_c10d import _resolve_process_group
 from weft.dtype import name_of, on_host
 from weft.errors import Mismatch, Unsupported
 from weft.ops import modes
+from weft.ops.aliasing import check_apart
 from weft.plan.scattering import shared_bytes
 from weft.run.call import check_tensor
 from weft.schedule import ENGINES, Schedule
@@ -100,14 +101,20 @@ def are_sizes(sizes: object) -> bool:
     return listed and all(isinstance(size, int) for size in sizes)  # type: ignore[attr-defined]
 
 
+def named(name: str, tensors: Sequence[torch.Tensor]) -> list[tuple[str, torch.Tensor]]:
+    """The tensors of an argument that may be one or a list, with their names in errors."""
+    if len(tensors) == 1:
+        return [(name, tensors[0])]
+    return [(f"{name}[{i}]", tensor) for i, tensor in enumerate(tensors)]
+
+
 def check_operands(
     x_name: str, x: torch.Tensor, weights: Sequence[torch.Tensor], any_weight: bool = False
 ) -> None:
     """Raises unless x [..., K] and every w [K, N] can be multiplied. any_weight: the dtype of w has
     been checked already."""
     check_tensor(x_name, x, (2, 3, 4))
-    for i, weight in enumerate(weights):
-        name = "w" if len(weights) == 1 else f"w[{i}]"
+    for name, weight in named("w", weights):
         check_tensor(name, weight, (2,))
         check_device(name, weight, x_name, x)
         if weight.dtype != x.dtype and not any_weight:
@@ -147,7 +154,8 @@ def check_out(
     rows: int | None = None,
     x_name: str = "x",
 ) -> None:
-    """Raises unless a result with these columns, and rows if they are known, fits into out."""
+    """Raises unless a result with these columns, and rows if they are known, fits into out, and out
+    is memory of its own."""
     if x.dim() != 2:
         raise Unsupported(f"out= takes 2-D {x_name} only; reshape it to [rows, K] first")
     tensor = check_tensor(name, out, (2,))
@@ -169,6 +177,7 @@ def check_out(
     ):
         if wanted is not None and size != wanted:
             raise Unsupported(f"{name} has {size} {what}, but the result has {wanted}")
+    check_apart(name, tensor, [(x_name, x), *named("w", weights)])
 
 
 def has_columns(w: torch.Tensor) -> bool:

@@ -19,6 +19,7 @@ from weft.fabric import Fabric, KnownCalls, is_set
 from weft.fabric.interface import NOTHING_EXPOSED, PeerOutput, QuickProgram
 from weft.fabric.proposal import Items, proposal_of
 from weft.ops import modes
+from weft.ops.aliasing import any_aliased
 from weft.ops.first_use import check_first_use
 from weft.ops.known import Adapt, Again, Known, Operands, Output, key_of
 from weft.plan.tasks import Plannable
@@ -111,7 +112,13 @@ def run(
     for _ in range(3):
         try:
             known = session.known.get(key)
-            if type(known) is Known and output is None and known.holds():
+            if (
+                type(known) is Known
+                and output is None
+                and known.holds()
+                # The last argument is `out`. Layouts do not tell where it lies.
+                and (arguments[-1] is None or not any_aliased(arguments[-1], arguments[:-1]))
+            ):
                 if profiled():
                     with range_of(operator.name):
                         return _run_known(session, known, schedule, arguments)
