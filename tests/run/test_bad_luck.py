@@ -288,19 +288,38 @@ def destroy() -> None:
 def test_a_rank_destroys_the_group_while_another_waits(fresh_ranks):
     pool = fresh_ranks(2)
     pool.run(warm_up)
-    job = pool.start(lost_or_late, only=[0])
+    job = pool.start(lost_with_a_reason, only=[0])
     job.hear("calling")
-    time.sleep(0.1)
     pool.start(destroy, only=[1]).values()
-    assert job.values() == [True]
+    left = time.monotonic()
+    [heard] = job.outcomes()
+    assert "rank 1 left" in heard.value, heard.trace
+    assert heard.at - left < WITHIN
 
 
-def lost_or_late() -> bool:
-    weft.configure(deadline=1)
-    tell("calling")
-    with pytest.raises((PeerLost, Timeout), match="rank 1"):
-        check_call(8, 3, 4)
-    return True
+def destroyed_with_work_in_background() -> None:
+    """What a rank started before it destroyed the group goes on, also without its handle."""
+    rank = dist.get_rank()
+    if rank == 0:
+        handle = weft.all_reduce(torch.arange(5.0), async_op=True)
+        weft.broadcast(torch.arange(7.0), async_op=True)
+        destroy()
+        tell("destroyed")
+        assert torch.equal(handle.wait(), 2 * torch.arange(5.0))
+    else:
+        assert torch.equal(weft.all_reduce(torch.arange(5.0)), 2 * torch.arange(5.0))
+        assert torch.equal(weft.broadcast(torch.zeros(7)), torch.arange(7.0))
+        with pytest.raises(PeerLost, match="rank 0 left"):
+            weft.all_reduce(torch.ones(3))
+
+
+def test_a_destroyed_group_ends_its_background_work_first(fresh_ranks):
+    pool = fresh_ranks(2)
+    pool.run(warm_up)
+    job = pool.start(destroyed_with_work_in_background, only=[0])
+    job.hear("destroyed")
+    pool.start(destroyed_with_work_in_background, only=[1]).values()
+    job.values()
 
 
 def last_call(slow: int, schedule: str) -> None:

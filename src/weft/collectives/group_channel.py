@@ -102,6 +102,7 @@ class GroupChannel:
         self._running: deque[tuple[Job, Any]] = deque()
         self._messages: list[tuple[Message, Any]] = []
         self._most_messages = 64
+        fabric.in_background.append(self._is_busy)
 
     # -- starting ----------------------------------------------------------------------------------
 
@@ -245,6 +246,11 @@ class GroupChannel:
         while running and running[0][0].done:
             running.popleft()
         running.append((job, tensors))
+
+    def _is_busy(self) -> bool:
+        """Whether a collective or a message runs in the background."""
+        jobs, messages = tuple(self._running), tuple(self._messages)
+        return not (all(job.done for job, _ in jobs) and all(one.done for one, _ in messages))
 
     def message(self, sends: bool, peer: int, tag: int, tensor: torch.Tensor) -> Message:
         """Starts to send or receive a message in the background. Its tensor is kept alive until

@@ -5,12 +5,14 @@ The interface is in `interface.py`. A fabric for another device registers itself
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, finalize
 
 import torch
 import torch.distributed as dist
@@ -49,6 +51,15 @@ _open: dict[tuple[int, str], Fabric] = {}
 _openers: dict[str, dict[str, Opener]] = {}
 """Openers by type of device, then by the name of the kind; "" is the default kind."""
 _changing = threading.Lock()
+_ending = False
+"""Whether Python ends."""
+_closers: list[_thread.LockType] = []
+"""A lock for each thread that closes a fabric whose group is gone, held until it has."""
+os.register_at_fork(after_in_child=_closers.clear)
+_CLOSING = 5.0
+_NAP = 0.005
+"""Seconds: the longest that the end of Python waits for such a thread, and the time between two
+looks at what still runs on a fabric."""
 _opening: WeakKeyDictionary[dist.ProcessGroup, threading.RLock] = WeakKeyDictionary()
 """A lock for each group. Opening waits for the other ranks, whose threads may open another group
 first, so one lock for all groups could deadlock. A device's opener takes it again, for the host
@@ -100,7 +111,10 @@ def _find(group: dist.ProcessGroup | None, device: torch.device) -> Fabric:
     if fabric is None or fabric.group_ref() is not found:
         with _changing:
             _close_stale()
-            opening = _opening.setdefault(found, threading.RLock())
+            opening = _opening.get(found)
+            if opening is None:
+                opening = _opening[found] = threading.RLock()
+                finalize(found, _group_is_gone).atexit = False
         with opening:
             fabric = _open.get(key)
             if fabric is None or fabric.group_ref() is not found:
@@ -177,6 +191,45 @@ register(_CPU, open_on_cpu)
 register("cuda", open_on_device)
 
 
+def _group_is_gone() -> None:
+    """Closes the fabric of a group that torch has freed, so that its peers do not wait for this
+    rank. A thread does it, for a group may be freed at any point, under any lock. It is not waited
+    for, as `threading.Thread` would wait for its start."""
+    if _ending:
+        return  # all fabrics are closed
+    ended = _thread.allocate_lock()
+    ended.acquire()
+    _closers[:] = [*(one for one in _closers if one.locked()), ended]
+    _thread.start_new_thread(_close_freed, (ended,))
+
+
+def _close_freed(ended: _thread.LockType) -> None:
+    """Closes fabrics whose groups are gone when nothing runs on them any more. A device is not
+    waited for: its fabrics are closed by the next lookup, or when Python ends."""
+    try:
+        with_device = {group for group, kind in list(_open) if kind != _CPU}
+        for key, fabric in _newest_first():
+            if key[0] not in with_device and fabric.group_ref() is None:
+                while _is_busy(fabric) and not (fabric.closed or _ending):
+                    time.sleep(_NAP)
+                if _ending:
+                    return
+                with _changing:
+                    if _open.get(key) is fabric:
+                        fabric.close()
+                        del _open[key]
+    finally:
+        ended.release()
+
+
+def _is_busy(fabric: Fabric) -> bool:
+    """Whether something runs in the background, or a call of another thread."""
+    if not fabric.lock.acquire(blocking=False):
+        return True
+    fabric.lock.release()
+    return any(runs() for runs in fabric.in_background)
+
+
 def _close_stale() -> None:
     """Closes the fabrics of groups that torch.distributed has destroyed."""
     alive = dist.distributed_c10d._world.pg_map
@@ -188,6 +241,10 @@ def _close_stale() -> None:
 
 @atexit.register
 def _close_all() -> None:
+    global _ending
+    _ending = True
+    for ended in _closers:
+        ended.acquire(timeout=_CLOSING)
     for _, fabric in _newest_first():
         fabric.close()
     _open.clear()

@@ -257,6 +257,9 @@ class Fabric(Protocol):
     broken: Error | None
     closed: bool
     pid: int
+    in_background: list[Callable[[], bool]]
+    """Functions that return whether something still runs in the background. A group that
+    torch.distributed has destroyed is left when nothing does."""
 
     @property
     def can(self) -> Capabilities: ...

@@ -76,6 +76,7 @@ class ProcessFabric:
         self.can = reach.can
         self.memory = HeapMemory(reach.heap, self.lock, alone=len(reach.members) == 1)
         self._callbacks: list[Callable[[], Any]] = []
+        self.in_background: list[Callable[[], bool]] = []
 
     @property
     def group(self) -> dist.ProcessGroup:
@@ -243,6 +244,7 @@ class ProcessFabric:
         for callback in self._callbacks:
             callback()
         self._callbacks.clear()
+        self.in_background.clear()
         self.memory.clear()
 
 

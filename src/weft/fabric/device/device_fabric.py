@@ -71,6 +71,7 @@ class DeviceFabric:
         self.driver: Driver = driver_of(device)
         self.host = host
         self.group_ref = host.group_ref
+        self.in_background = host.in_background
         self.pid = os.getpid()
         self.rank, self.world = host.rank, host.world
         self.peers = [rank for rank in range(self.world) if rank != self.rank]
