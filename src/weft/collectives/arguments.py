@@ -58,17 +58,17 @@ def check_out(out: object, shape: Sequence[int], dtype: torch.dtype) -> torch.Te
     return tensor
 
 
-def check_apart(x: torch.Tensor, out: torch.Tensor, in_place: int | None) -> None:
-    """Raises if input and result overlap.
+def check_in_place(x: torch.Tensor, out: torch.Tensor, place: int | None) -> None:
+    """Raises if input and result overlap, unless the input lies where it may.
 
-    in_place: the offset, in bytes from the start of the result, at which the input may lie. None:
-    the input must not lie in the result at all.
+    place: the offset, in bytes from the start of the result, at which the input may lie. None: the
+    input must not lie in the result at all.
     """
     start, end = x.data_ptr(), x.data_ptr() + x.nbytes
     first, last = out.data_ptr(), out.data_ptr() + out.nbytes
     if start >= last or first >= end or start == end or first == last:
         return
-    if in_place is None or start - first != in_place:
+    if place is None or start - first != place:
         raise Unsupported("x and out share memory; pass a clone of x, or leave out= away")
 
 

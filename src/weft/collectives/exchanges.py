@@ -11,7 +11,7 @@ import torch.distributed as dist
 from weft.collectives.arguments import (
     TensorOrHandle,
     answer,
-    check_apart,
+    check_in_place,
     check_input,
     check_out,
     check_root,
@@ -158,7 +158,7 @@ def _exchanged(
     into = check_out(out, shape, tensor.dtype)
     if into.data_ptr() == tensor.data_ptr() and sent == got:
         return tensor.clone(), into, sent, got  # rows arrive before others were sent
-    check_apart(tensor, into, None)
+    check_in_place(tensor, into, None)
     return tensor, into, sent, got
 
 
@@ -200,5 +200,5 @@ def _scattered(
     shape = (listed[rank], *tensor.shape[1:])
     into = empty_as(tensor, shape) if out is None else check_out(out, shape, tensor.dtype)
     if rank == root and out is not None:
-        check_apart(into, tensor, row * sum(listed[:rank]))
+        check_in_place(into, tensor, row * sum(listed[:rank]))
     return tensor if rank == root else None, into, [n * row for n in listed]

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from weft.collectives.arguments import (
     TensorOrHandle,
     answer,
-    check_apart,
+    check_in_place,
     check_input,
     check_out,
     check_root,
@@ -194,7 +194,7 @@ def _gathered(
     if out is None:
         return tensor, empty_as(tensor, shape), counts
     into = check_out(out, shape, tensor.dtype)
-    check_apart(tensor, into, before)
+    check_in_place(tensor, into, before)
     return tensor, into, counts
 
 
@@ -207,5 +207,5 @@ def _broadcast(
     if out is None:
         return tensor, empty_as(tensor, tensor.shape)
     into = check_out(out, tensor.shape, tensor.dtype)
-    check_apart(tensor, into, 0)
+    check_in_place(tensor, into, 0)
     return tensor, into

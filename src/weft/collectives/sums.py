@@ -15,7 +15,7 @@ import torch.distributed as dist
 from weft.collectives.arguments import (
     TensorOrHandle,
     answer,
-    check_apart,
+    check_in_place,
     check_input,
     check_out,
     check_sizes,
@@ -166,7 +166,7 @@ def _reduced(
     if out is None:
         return tensor, empty_as(tensor, tensor.shape), number
     into = check_out(out, tensor.shape, tensor.dtype)
-    check_apart(tensor, into, 0)
+    check_in_place(tensor, into, 0)
     return tensor, into, number
 
 
@@ -191,5 +191,5 @@ def _reduce_scattered(
     if out is None:
         return tensor, empty_as(tensor, shape), number, counts
     into = check_out(out, shape, tensor.dtype)
-    check_apart(into, tensor, row * sum(listed[: channel.rank]))
+    check_in_place(into, tensor, row * sum(listed[: channel.rank]))
     return tensor, into, number, counts
