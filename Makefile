@@ -66,7 +66,7 @@ chaos: setup
 	@WEFT_CHAOS=all $(BIN)/python -m pytest -n 2 tests/chaos
 
 fuzz: setup
-	@WEFT_FUZZ=nightly $(BIN)/python -m pytest -n 2 tests/fuzz
+	@WEFT_FUZZ=nightly $(BIN)/python -m pytest -vv -n 2 tests/fuzz
 
 wheel-check: setup
 	@$(BIN)/python tests/packaging/check_wheel.py

@@ -39,7 +39,7 @@ from weft.strategy import Strategy
 from weft.studio import presets
 from weft.studio.live_case import LiveCase
 from weft.studio.state import State
-from weft.study.layers.huggingface import Run, read_config
+from weft.study.layers.huggingface import PARALLELISMS, STEPS, Run, read_config
 from weft.study.layers.listing import read_layers
 from weft.study.scenarios import from_csv
 
@@ -65,6 +65,12 @@ def mutated(draw: Callable, text: str) -> str:
         )
         text = text[:begin] + put + text[end:]
     return text
+
+
+JSON = some.recursive(
+    some.none() | some.booleans() | some.integers() | some.floats() | some.text(),
+    lambda inner: some.lists(inner, max_size=4) | some.dictionaries(some.text(), inner, max_size=3),
+)
 
 
 @some.composite
@@ -223,23 +229,65 @@ LATENT = {
     "first_k_dense_replace": 1,
     "num_experts_per_tok": 4,
 }
+OPTIONAL = {
+    "torch_dtype": "bfloat16",
+    "dtype": "float16",
+    "head_dim": 128,
+    "q_lora_rank": 1536,
+    "use_sliding_window": True,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "sliding_window_pattern": 6,
+    "interleave_moe_layer_step": 2,
+    "intermediate_size_mlp": 16384,
+    "shared_expert_intermediate_size": 1024,
+    "decoder_sparse_step": 1,
+    "text_config": {"hidden_size": 2048},
+    "_name_or_path": "a model",
+}
 CONFIG = json.dumps({"model_type": "llama", **SIZES})
-CONFIGS = (
-    mutated(CONFIG)
-    | mutated(json.dumps({"model_type": "qwen2_moe", **SIZES, **EXPERTS}))
-    | mutated(json.dumps({"model_type": "deepseek_v3", **SIZES, **LATENT}))
+WHOLE = (
+    {"model_type": "llama", **SIZES},
+    {"model_type": "gemma3_text", **SIZES},
+    {"model_type": "qwen2_moe", **SIZES, **EXPERTS},
+    {"model_type": "deepseek_v3", **SIZES, **LATENT},
+)
+KEYS = sorted(set().union(*WHOLE, OPTIONAL))
+COUNTS = some.sampled_from([0, 1, -1, 2**32, 2**63, 10**400, -(10**400)])
+
+
+@some.composite
+def configs(draw: Callable) -> str:
+    """A model's config in which some keys have another value, of any kind."""
+    config = {**draw(some.sampled_from(WHOLE)), **draw(some.sampled_from(({}, OPTIONAL)))}
+    config |= draw(some.dictionaries(some.sampled_from(KEYS), COUNTS | JSON, max_size=3))
+    return json.dumps(config)
+
+
+CONFIGS = configs() | some.sampled_from([json.dumps(config) for config in WHOLE]).flatmap(mutated)
+
+
+RUNS = some.builds(
+    Run,
+    batch=some.sampled_from([1, 3, 2**32]),
+    sequence=some.sampled_from([1, 17, 8192, 2**32]),
+    world=some.sampled_from([1, 3, 8, 4096]),
+    parallelism=some.sampled_from(PARALLELISMS),
+    step=some.sampled_from(STEPS),
 )
 
 
-@given(text=CONFIGS | some.text())
-@example(text="[" * 100_000)
-@example(text='{"hidden_size": ' + "9" * 5000 + "}")
-@example(text=CONFIG.replace("4096", "9" * 500))
-@example(text=json.dumps({**SIZES, **EXPERTS, "num_hidden_layers": 10**15}))
-@example(text=json.dumps({**SIZES, **EXPERTS, "mlp_only_layers": ["first"]}))
-@example(text=json.dumps({**SIZES, **EXPERTS, "mlp_only_layers": 3}))
-def test_configs_of_models(text, tmp):
-    from_text(tmp, ".json", text, lambda path: read_config(path, Run()))
+@given(text=CONFIGS | some.text(), run=RUNS)
+@example(text=json.dumps({**SIZES, "num_key_value_heads": 0}), run=Run())
+@example(text=json.dumps({**SIZES, "sliding_window": -(10**400)}), run=Run())
+@example(text=json.dumps({**SIZES, "dtype": {"text_config": "bfloat16"}}), run=Run())
+@example(text="[" * 100_000, run=Run())
+@example(text='{"hidden_size": ' + "9" * 5000 + "}", run=Run())
+@example(text=CONFIG.replace("4096", "9" * 500), run=Run())
+@example(text=json.dumps({**SIZES, **EXPERTS, "num_hidden_layers": 10**15}), run=Run())
+@example(text=json.dumps({**SIZES, **EXPERTS, "mlp_only_layers": ["first"]}), run=Run())
+@example(text=json.dumps({**SIZES, **EXPERTS, "mlp_only_layers": 3}), run=Run())
+def test_configs_of_models(text, run, tmp):
+    from_text(tmp, ".json", text, lambda path: read_config(path, run))
 
 
 @given(
@@ -304,10 +352,6 @@ def test_tuned_results(text, tmp):
 # -- what peers write ------------------------------------------------------------------------------
 
 HEADER = Proposal("all_gather_matmul", (("K", 4), ("dtype", "float32")), (("rows", 3),)).blob
-JSON = some.recursive(
-    some.none() | some.booleans() | some.integers() | some.floats() | some.text(),
-    lambda inner: some.lists(inner, max_size=4) | some.dictionaries(some.text(), inner, max_size=3),
-)
 
 
 @given(

@@ -106,7 +106,7 @@ class _Config:
         self.layers = self.count("num_hidden_layers", most=MOST_LAYERS)
         self.heads = self.count("num_attention_heads")
         self.kv_heads = self.count("num_key_value_heads", default=self.heads)
-        if self.heads % self.kv_heads:
+        if not self.kv_heads or self.heads % self.kv_heads:
             raise Unsupported(
                 f"{where}: num_attention_heads ({self.heads}) is no multiple of "
                 f"num_key_value_heads ({self.kv_heads})"
@@ -158,7 +158,7 @@ class _Config:
     @property
     def dtype(self) -> str:
         named = self.table.get("torch_dtype") or self.table.get("dtype") or "bfloat16"
-        return str(named) if named in ITEM_BYTES else "bfloat16"
+        return named if isinstance(named, str) and named in ITEM_BYTES else "bfloat16"
 
     @property
     def latent(self) -> bool:
@@ -186,12 +186,13 @@ class _Config:
 
     def windows(self) -> list[tuple[int | None, int]]:
         """(tokens that a token attends to at most, layers), None where there is no limit."""
-        window = self.table.get("sliding_window")
-        if not isinstance(window, int) or self.table.get("use_sliding_window") is False:
+        used = self.table.get("use_sliding_window") is not False
+        window = self.count("sliding_window", default=0) if used else 0
+        if not window:
             return [(None, self.layers)]
         listed = self.table.get("layer_types")
         if isinstance(listed, list):
-            sliding = sum("sliding" in str(one) for one in listed)
+            sliding = sum("sliding" in str(one) for one in listed[: self.layers])
         elif self.kind == "gemma2":
             sliding = (self.layers + 1) // 2
         elif self.kind.startswith("gemma3"):
