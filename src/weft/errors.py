@@ -14,7 +14,7 @@ class Error(Exception):
     """Base class of all errors that weft raises on purpose."""
 
     def __init__(self, *arguments: object) -> None:
-        super().__init__(*map(_shortened, arguments))
+        super().__init__(*map(_on_one_line, arguments))
 
 
 class PeerLost(Error):
@@ -48,7 +48,8 @@ class RankFailed(Error):
     rank, `trace` the traceback there."""
 
     def __init__(self, message: str, rank: int = -1, trace: str = "") -> None:
-        super().__init__(message)
+        super().__init__()
+        self.args = (_shortened(message),)  # of the user's exception, in as many lines as it had
         self.rank = rank
         self.trace = trace
 
@@ -66,6 +67,15 @@ def interrupted_by(interrupt: BaseException, rank: int) -> Error:
 
 class InvalidPlan(Error):
     """A plan breaks a rule that `plan.verify` checks: a bug in a lowering, never in a call."""
+
+
+def _on_one_line(message: object) -> object:
+    """What a message quotes of a file or a peer may hold ends of lines, or codes that steer a
+    terminal."""
+    message = _shortened(message)
+    if not isinstance(message, str) or message.isprintable():
+        return message
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in message)
 
 
 def _shortened(message: object) -> object:

@@ -121,8 +121,9 @@ def _flags(source: Path) -> list[str]:
 def _run(command: list[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        said = "\n".join(line for line in done.stderr.splitlines() if "error" in line)[:2000]
-        raise Error(f"loom cannot be built: `{command[0]}` said:\n{said or done.stderr[:2000]}")
+        lines = done.stderr.splitlines()
+        said = next((line for line in lines if "error" in line), lines[-1] if lines else "nothing")
+        raise Error(f"loom cannot be built: `{command[0]}` said: {said}")
 
 
 def _torch() -> Path:
