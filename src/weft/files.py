@@ -1,4 +1,8 @@
-"""Writes files atomically: readers never see half a file, and failures leave nothing behind."""
+"""Writes files atomically: readers never see half a file, and failures leave nothing behind.
+
+Here and elsewhere, `os.path` looks whether a user's file is there: `pathlib` raises where a name is
+too long to be one.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +18,10 @@ from weft.errors import Unsupported
 def check_target(path: str | os.PathLike[str]) -> None:
     """Raises unless the path can be written. Called before long work whose result would be lost."""
     target = Path(path)
-    if target.is_dir():
+    if os.path.isdir(target):
         raise Unsupported(f"cannot write {target}: it is a folder")
     folder = target.parent
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise Unsupported(f"cannot write {target}: there is no folder {folder}")
     if not os.access(folder, os.W_OK):
         raise Unsupported(f"cannot write {target}: {folder} cannot be written to")

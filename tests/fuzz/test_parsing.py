@@ -28,8 +28,10 @@ from weft.fabric.host.opening import heap_span
 from weft.fabric.outcomes import CORRUPT, OK, PEER_LEFT
 from weft.fabric.proposal import Proposal, check_same
 from weft.fabric.reach import Transfer
+from weft.files import check_target
 from weft.machine import load
 from weft.machine.cluster import load_cluster
+from weft.machine.measurements import measurements
 from weft.measure.link_spec import LinkSpec
 from weft.models.workloads import load_workload
 from weft.plan.tasks import Region
@@ -51,6 +53,7 @@ NASTY = (
     *("", "0", "-1", "1e999", "nan", "inf", "9" * 400, "9" * 5000, "1.5", "true", '""', "''", "[]"),
     *("{}", "[" * 2000, "{a=" * 2000, "\x00", "\ufeff", "\ud7ff\n", "é", "\n", '"\\u0000"', "'''"),
     *("null", "[[1]]", '{"a": 1}', "x" * 200_000, ",", ":", "@", "#", "1979-05-27T07:32:00Z"),
+    *(f'"{"x" * 300}"', f'"{"x" * 300}.toml"'),
 )
 
 
@@ -203,6 +206,15 @@ def test_toml_files(kind, tmp):
         from_text(tmp, ".toml", text, read)
 
     fuzz()
+
+
+@pytest.mark.parametrize(
+    "read",
+    [load, load_cluster, lambda path: load_workload("dlrm", path), measurements, check_target],
+)
+@pytest.mark.parametrize("name", ["x" * 300, "x" * 300 + ".toml", "x" * 300 + "/y", "x\x00"])
+def test_names_that_no_file_can_have(read, name):
+    refuses(lambda: read(name))
 
 
 @given(text=mutated("id,m,n,k,dtype\na,64,64,64,bfloat16\nb,1,2,3,float32\n") | some.text())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json as json_module
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -140,7 +141,7 @@ def _verdict(results: Mapping[str, Result], failed: Mapping[str, str], quick: bo
 def _writer(name: str, folder: Path) -> Callable[[Result], None]:
     """The function that stores a result and writes the documents made of it. Raises unless the
     folder has a generator for them, so that no measurement is lost."""
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise Unsupported(f"cannot write to {folder}: there is no such folder")
     own, page = _generator(name, folder), _generator(PAGE, folder)
     if own is None and page is None:

@@ -3,6 +3,7 @@ it."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,7 +11,7 @@ import typer
 
 from weft.cli.console import Json, console, print_json
 from weft.errors import Unsupported
-from weft.files import check_target
+from weft.files import check_target, write_atomically
 from weft.machine import Machine, all_names, load, load_cluster
 from weft.machine.checking import Remark, check
 from weft.machine.loading import file_of, read_table
@@ -82,7 +83,7 @@ def new(
     """Writes a machine file to edit: every number with what it means and where it came from."""
     known = load(begin)
     target = Path(f"my-{known.name}.toml") if file is None else file
-    if target.exists():
+    if os.path.exists(target):
         raise Unsupported(f"{target} is there already; give another name, or remove it first")
     if target.suffix != ".toml":
         raise Unsupported(f"a machine file ends in .toml; {target} does not")
@@ -90,7 +91,7 @@ def new(
     text = template(
         file_of(begin).read_text(encoding="utf-8"), known.name, known.title, str(target)
     )
-    target.write_text(text, encoding="utf-8")
+    write_atomically(target, [text])
     if json:
         print_json({"file": str(target), "from": known.name})
         return

@@ -63,7 +63,7 @@ def check(
 ) -> CheckedRun:
     """Runs the script once on every rank with the detector on. within: seconds after which a run
     that does not end is ended. quiet: what the script prints is not shown."""
-    if not script.exists():
+    if not os.path.exists(script):
         raise Unsupported(f"there is no script {script}")
     library(report)
     started = time.monotonic()

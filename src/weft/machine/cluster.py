@@ -7,6 +7,7 @@ connect the nodes. Units are SI: seconds, bytes per second.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
@@ -153,7 +154,7 @@ def load_cluster(name_or_path: str | Path) -> Cluster:
     if text in cluster_names():
         return _shipped(text)
     path = Path(name_or_path)
-    if path.is_file():
+    if os.path.isfile(path):
         return _read(path)
     if path.suffix == ".toml" or len(path.parts) > 1:
         raise Unsupported(f"There is no cluster file {text}.")
@@ -181,7 +182,8 @@ def _read(path: Path) -> Cluster:
     if "compute" in table:
         return of_machine(load_machine(path))
     beside = path.parent / str(table.get("machine"))
-    if beside.suffix == ".toml" and beside.is_file():  # the file of a node, relative to this file
+    # The file of a node, relative to this file.
+    if beside.suffix == ".toml" and os.path.isfile(beside):
         table["machine"] = str(beside)
     return cluster_from_table({"name": path.stem, "title": path.stem, **table}, path.name)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import types
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
@@ -62,7 +63,7 @@ def load(name_or_path: str | Path) -> Machine:
     if isinstance(name_or_path, str) and text in all_names():
         return _shipped(text)
     path = Path(name_or_path)
-    if path.is_file():
+    if os.path.isfile(path):
         return _read(path)
     if path.suffix == ".toml" or len(path.parts) > 1:
         raise Unsupported(f"There is no machine file {text}.")
@@ -75,7 +76,7 @@ def load(name_or_path: str | Path) -> Machine:
 
 def _calibrated(name: str) -> Machine:
     path = calibrated.path(name)
-    if not path.is_file():
+    if not os.path.isfile(path):
         found = calibrated.kept()
         others = f" It is described as {', '.join(found)}." if found else ""
         raise Unsupported(
@@ -120,7 +121,7 @@ def read_table(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     if base is None:
         return table
     found = _shipped_file(base) if base in all_names() else path.parent / str(base)
-    if not found.is_file():
+    if not os.path.isfile(found):
         raise Unsupported(
             f"{path.name}: there is no base {base!r}{nearest(str(base), all_names())}; it is one of"
             f" {', '.join(all_names())}, or a TOML file."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 from pathlib import Path
 
 from weft.errors import Unsupported, nearest
@@ -18,7 +19,7 @@ def names() -> list[str]:
 def measurements(name: str) -> list[dict[str, str]]:
     """The rows of `reference/<name>.csv`, by column name."""
     path = _FOLDER / f"{name}.csv"
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise Unsupported(f"There are no measurements named {name!r}{nearest(name, names())}.")
     with path.open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))

@@ -8,6 +8,7 @@ Sizes and assumptions are in TOML files next to it, which a user's own file can 
 from __future__ import annotations
 
 import importlib
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,7 @@ def load_workload(name: str, model: str | None = None) -> Workload:
     path = (
         FOLDER / f"{model or name}.toml" if model is None or model in models(name) else Path(model)
     )
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise Unsupported(
             f"there is no model {model!r} of {name}{nearest(str(model), models(name))};"
             f" known: {', '.join(models(name))}, and any TOML file by its path"
