@@ -50,7 +50,7 @@ std::shared_ptr<Job> Channel::spare() {
 
 void Channel::submit(const std::shared_ptr<Job>& job, bool background) {
   std::lock_guard lock(mutex_);
-  if (aborted_.load()) return conclude(*job, {Code::cancelled, -1});
+  if (aborted_.load()) return end_with_channel(*job);
   queue_.push_back(job);
   if (!background) return;
   if (!thread_) thread_ = std::make_unique<std::thread>([this] { loop(); });
@@ -139,7 +139,7 @@ void Channel::abort() {
     of(rank_).failed.value.store(std::max<uint64_t>(1, number_));
     for (int r = 0; r < world_; ++r) of(r).bell.ring();
   }
-  for (const auto& job : queue_) conclude(*job, {Code::cancelled, -1});
+  for (const auto& job : queue_) end_with_channel(*job);
   queue_.clear();
   changed_.wait(lock, [&] { return !busy_; });
 }
@@ -169,13 +169,20 @@ void Channel::conclude(Job& job, Outcome outcome) {
   if (fatal && !aborted_.exchange(true)) {
     of(rank_).failed.value.store(std::max<uint64_t>(1, job.number));
     for (int r = 0; r < world_; ++r) of(r).bell.ring();
-    for (const auto& other : queue_) {
-      other->outcome = {Code::cancelled, -1};
-      other->phase = Job::Phase::ended;
-      other->done.store(true);
-    }
+    fate_ = outcome;
+    fatal_ = job.number;
+    for (const auto& other : queue_) end_with_channel(*other);
     queue_.clear();
   }
+  job.done.store(true);
+}
+
+// A job that cannot begin any more has the error of the one that ended the channel: whoever waits for
+// it first must hear which rank is lost. With the lock held.
+void Channel::end_with_channel(Job& job) {
+  job.number = fatal_;
+  job.outcome = fate_;
+  job.phase = Job::Phase::ended;
   job.done.store(true);
 }
 

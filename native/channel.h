@@ -95,6 +95,7 @@ class Channel {
   Outcome say_released(Job& job);
   Outcome check_peers(uint64_t number);
   void conclude(Job& job, Outcome outcome);
+  void end_with_channel(Job& job);
   void run(std::unique_lock<std::mutex>& lock, std::shared_ptr<Job> job, bool patient);
   void run_first(std::unique_lock<std::mutex>& lock, bool patient);
   void loop();
@@ -147,6 +148,8 @@ class Channel {
   std::deque<std::shared_ptr<Job>> queue_;
   bool busy_ = false, stop_ = false;
   std::atomic<bool> aborted_{false};
+  Outcome fate_{Code::cancelled, -1};  // what ended the channel
+  uint64_t fatal_ = 0;                 // the number of the job in which that was
   std::unique_ptr<std::thread> thread_;
 };
 

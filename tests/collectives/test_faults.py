@@ -84,8 +84,9 @@ def test_every_rank_hears_what_was_wrong(ranks, case):
     assert all(said.count("\n") == 0 for said in heard)
 
 
-def die(rank, kind, background):
-    """Rank 1 dies once the others are in a collective that needs it."""
+def die(rank, kind, waits):
+    """A rank dies once the others are in a collective that needs it. waits: how they wait for it;
+    backwards, the first error is that of a handle whose collective never began."""
     me = dist.get_rank()
     weft.all_reduce(torch.ones(2))
     if me == rank:
@@ -95,9 +96,11 @@ def die(rank, kind, background):
     size = 3 if kind == "small" else 2_000_000
     errors = []
     handles = []
-    if background:
+    if waits != "in place":
         handles = [weft.all_reduce(torch.ones(size), async_op=True) for _ in range(3)]
         calls = [handle.wait for handle in handles]
+        if waits == "backwards":
+            calls.reverse()
     else:
         calls = [lambda: weft.all_reduce(torch.ones(size))]
     calls.append(lambda: weft.all_gather(torch.ones(size)))
@@ -111,10 +114,10 @@ def die(rank, kind, background):
     return errors, time.monotonic() - started
 
 
-@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("waits", ["in place", "in order", "backwards"])
 @pytest.mark.parametrize("kind", ["small", "large"])
-def test_a_lost_peer_fails_the_call_and_every_handle(fresh_ranks, kind, background):
-    outcomes = fresh_ranks(3).outcomes(die, 1, kind, background)
+def test_a_lost_peer_fails_the_call_and_every_handle(fresh_ranks, kind, waits):
+    outcomes = fresh_ranks(3).outcomes(die, 1, kind, waits)
     assert outcomes[1].died
     for outcome in (outcomes[0], outcomes[2]):
         assert outcome.error is None, outcome.trace
