@@ -224,11 +224,11 @@ Outcome Channel::check_peers(uint64_t number) {
     const bool left = heap.control(r).left.load();
     if (heap.ended(r) && !left && open()) return {Code::peer_lost, r};
     const bool failed = heap.control(r).failed.load() != 0;
-    if (left) {
-      if (open()) keep(2, Code::peer_left, r);
+    const bool itself = heap.control(r).why.load() == Why::itself;
+    if (left) {  // one that gave up before that was not the first
+      if (open()) keep(failed && !itself ? 1 : 2, Code::peer_left, r);
     } else if (failed || of(r).failed.value.load() != 0) {
-      const bool cause = failed && heap.control(r).why.load() == Why::itself;
-      if (open()) keep(cause ? 3 : 1, Code::peer_failed, r);
+      if (open()) keep(failed && itself ? 3 : 1, Code::peer_failed, r);
     }
   }
   return found;

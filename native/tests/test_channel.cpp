@@ -292,6 +292,17 @@ TEST(a_rank_that_aborts_ends_its_peers) {
   }
 }
 
+TEST(a_rank_that_left_because_of_another_is_not_the_cause) {
+  Ranks ranks(3);
+  ranks[1].heap().fail(1, Why::peer);
+  ranks[1].heap().leave();
+  ranks[2].heap().leave();
+  Channel channel(ranks[0], 20'000, true);
+  const Outcome outcome = run(channel, job_of(Kind::barrier, 3, nullptr, nullptr, 0), false);
+  CHECK(outcome.code == Code::peer_left);
+  CHECK_SAME(outcome.rank, 2);
+}
+
 TEST(a_collective_without_its_peer_ends_at_its_deadline) {
   Ranks ranks(2);
   Channel channel(ranks[0], 20'000, true);

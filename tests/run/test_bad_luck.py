@@ -322,6 +322,43 @@ def test_a_destroyed_group_ends_its_background_work_first(fresh_ranks):
     job.values()
 
 
+MADE: list[dist.ProcessGroup] = []
+"""Groups of this rank, from one function of a test to the next."""
+
+
+def make_groups(backend: str) -> None:
+    MADE[:] = [dist.new_group(backend=backend), dist.new_group()]
+    for group in MADE[:1]:
+        weft.all_reduce(torch.ones(2), group=group)
+
+
+def destroyed_while_it_runs(then: str) -> None:
+    group, other = MADE
+    MADE.clear()
+    rank, ones = dist.get_rank(), torch.ones(1_000_000)
+    handles = [weft.all_reduce(ones, group=group, async_op=True) for _ in range(4)]
+    if rank == 0:
+        dist.destroy_process_group(group)
+        del group
+        tell("destroyed")
+    if then == "another group":
+        weft.all_reduce(torch.ones(3), group=other)
+    for handle in handles:
+        assert torch.equal(handle.wait(), 2 * ones)
+
+
+@pytest.mark.parametrize("then", ["nothing", "another group"])
+@pytest.mark.parametrize("backend", ["gloo", "weft"])
+def test_a_group_that_is_destroyed_while_it_runs(fresh_ranks, backend, then):
+    pool = fresh_ranks(2)
+    pool.run(make_groups, backend)
+    job = pool.start(destroyed_while_it_runs, then, only=[0])
+    job.hear("destroyed")
+    time.sleep(0.1)  # so that rank 0 is about to look up the other group, or waits
+    pool.start(destroyed_while_it_runs, then, only=[1]).values()
+    job.values()
+
+
 def last_call(slow: int, schedule: str) -> None:
     """A rank that is done ends at once; the other still reads its memory."""
     weft.configure(link="1MB/s" if dist.get_rank() == slow else "memory")

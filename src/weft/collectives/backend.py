@@ -122,7 +122,7 @@ class WeftGroup(dist.ProcessGroup):
 
     def shutdown(self) -> None:
         """torch.distributed calls this when it destroys the group."""
-        fabrics.close(self)
+        fabrics.leave(self)
 
     def abort(self) -> None:
         channels.of(self).fabric.give_up(Error(f"rank {self.rank()} aborted the group"))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import _thread
 import atexit
+import itertools
 import os
 import threading
 import time
@@ -48,6 +49,8 @@ _world = dist.distributed_c10d._world
 _CPU = "cpu"
 _open: dict[tuple[int, str], Fabric] = {}
 """Open fabrics, by group and type of device."""
+_numbers = itertools.count(1)
+"""Of groups that are gone although something still runs on them; those of others are addresses."""
 _openers: dict[str, dict[str, Opener]] = {}
 """Openers by type of device, then by the name of the kind; "" is the default kind."""
 _changing = threading.Lock()
@@ -118,12 +121,23 @@ def _find(group: dist.ProcessGroup | None, device: torch.device) -> Fabric:
         with opening:
             fabric = _open.get(key)
             if fabric is None or fabric.group_ref() is not found:
+                _make_room(found)
                 fabric = _open[key] = _opener(device)(found, device)
     elif fabric.pid != os.getpid():
         raise Unsupported(
             "this process was forked from a rank and is none itself; call from the rank's process"
         )
     return fabric
+
+
+def _make_room(group: dist.ProcessGroup) -> None:
+    """Gives another number to fabrics on which something still runs, although their group is gone,
+    and this group is at its address."""
+    with _changing:
+        number = -next(_numbers)
+        for key, fabric in list(_open.items()):
+            if key[0] == id(group) and fabric.group_ref() is not group:
+                _open[number, key[1]] = _open.pop(key)
 
 
 def _opener(device: torch.device) -> Opener:
@@ -135,13 +149,15 @@ def _opener(device: torch.device) -> Opener:
     return kinds.get(os.environ.get("WEFT_FABRIC", ""), kinds[""])
 
 
-def close(group: dist.ProcessGroup) -> None:
-    """Leaves a group, if its fabric is open. Waits of peers for this rank end at once."""
-    with _changing:
-        for key, fabric in _newest_first():
-            if key[0] == id(group) and fabric.group_ref() is group:
-                del _open[key]
-                fabric.close()
+def leave(group: dist.ProcessGroup) -> None:
+    """Leaves a group that is being destroyed: when nothing runs on it any more, which is mostly at
+    once. Waits of peers for this rank end then."""
+    fabrics = [fabric for fabric in list(_open.values()) if fabric.group_ref() is group]
+    if any(map(_is_busy, fabrics)):
+        _close_in_background(lambda: fabrics)
+    else:
+        with _changing:
+            _close(fabrics)
 
 
 def check(group: dist.ProcessGroup | None = None, synchronize: bool = True) -> None:
@@ -193,31 +209,42 @@ register("cuda", open_on_device)
 
 def _group_is_gone() -> None:
     """Closes the fabric of a group that torch has freed, so that its peers do not wait for this
-    rank. A thread does it, for a group may be freed at any point, under any lock. It is not waited
-    for, as `threading.Thread` would wait for its start."""
+    rank."""
+    _close_in_background(_freed)
+
+
+def _freed() -> list[Fabric]:
+    """The fabrics whose groups torch has freed. A device is not waited for: its fabrics are closed
+    by the next lookup, or when Python ends."""
+    with_device = {group for group, kind in list(_open) if kind != _CPU}
+    return [
+        fabric
+        for (group, _), fabric in list(_open.items())
+        if fabric.group_ref() is None and group not in with_device
+    ]
+
+
+def _close_in_background(find: Callable[[], list[Fabric]]) -> None:
+    """Closes fabrics when nothing runs on them any more. A thread does it, for a group may be freed
+    at any point, under any lock. It is not waited for, as `threading.Thread` would wait for its
+    start."""
     if _ending:
         return  # all fabrics are closed
     ended = _thread.allocate_lock()
     ended.acquire()
     _closers[:] = [*(one for one in _closers if one.locked()), ended]
-    _thread.start_new_thread(_close_freed, (ended,))
+    _thread.start_new_thread(_close_when_idle, (find, ended))
 
 
-def _close_freed(ended: _thread.LockType) -> None:
-    """Closes fabrics whose groups are gone when nothing runs on them any more. A device is not
-    waited for: its fabrics are closed by the next lookup, or when Python ends."""
+def _close_when_idle(find: Callable[[], list[Fabric]], ended: _thread.LockType) -> None:
     try:
-        with_device = {group for group, kind in list(_open) if kind != _CPU}
-        for key, fabric in _newest_first():
-            if key[0] not in with_device and fabric.group_ref() is None:
-                while _is_busy(fabric) and not (fabric.closed or _ending):
-                    time.sleep(_NAP)
-                if _ending:
-                    return
-                with _changing:
-                    if _open.get(key) is fabric:
-                        fabric.close()
-                        del _open[key]
+        for fabric in find():
+            while _is_busy(fabric) and not (fabric.closed or _ending):
+                time.sleep(_NAP)
+            if _ending:
+                return
+            with _changing:
+                _close([fabric])
     finally:
         ended.release()
 
@@ -231,10 +258,17 @@ def _is_busy(fabric: Fabric) -> bool:
 
 
 def _close_stale() -> None:
-    """Closes the fabrics of groups that torch.distributed has destroyed."""
+    """Closes the fabrics of groups that are destroyed and on which nothing runs any more."""
     alive = dist.distributed_c10d._world.pg_map
-    for key, fabric in _newest_first():
-        if fabric.group_ref() not in alive:
+    stale = {key: found for key, found in list(_open.items()) if found.group_ref() not in alive}
+    busy = {group for (group, _), fabric in stale.items() if _is_busy(fabric)}
+    _close([fabric for (group, _), fabric in stale.items() if group not in busy])
+
+
+def _close(fabrics: Sequence[Fabric]) -> None:
+    """Closes fabrics, those of devices before the host fabrics that they stand on."""
+    for key, fabric in sorted(_open.items(), key=lambda item: item[0][1] == _CPU):
+        if fabric in fabrics:
             fabric.close()
             del _open[key]
 
@@ -243,17 +277,10 @@ def _close_stale() -> None:
 def _close_all() -> None:
     global _ending
     _ending = True
-    for ended in _closers:
-        ended.acquire(timeout=_CLOSING)
-    for _, fabric in _newest_first():
-        fabric.close()
-    _open.clear()
+    while _closers:  # this function may run twice
+        _closers.pop().acquire(timeout=_CLOSING)
+    _close(list(_open.values()))
     gloo_threads.settle()
-
-
-def _newest_first() -> list[tuple[tuple[int, str], Fabric]]:
-    """A fabric of a device is closed before the host fabric that it stands on."""
-    return list(_open.items())[::-1]
 
 
 __all__ = [
@@ -261,9 +288,9 @@ __all__ = [
     "Capabilities",
     "Fabric",
     "Link",
-    "close",
     "devices",
     "is_set",
+    "leave",
     "of",
     "register",
 ]
