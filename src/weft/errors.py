@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import signal
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
@@ -70,12 +71,24 @@ class InvalidPlan(Error):
 
 
 def _on_one_line(message: object) -> object:
-    """What a message quotes of a file or a peer may hold ends of lines, or codes that steer a
-    terminal."""
     message = _shortened(message)
-    if not isinstance(message, str) or message.isprintable():
-        return message
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in message)
+    return printable(message) if isinstance(message, str) else message
+
+
+def printable(text: str, kept: str = "") -> str:
+    """The text with escapes for what a file or a peer may have put into it: ends of lines, codes
+    that steer a terminal, halves of characters. kept: such characters that stay."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in kept else repr(c)[1:-1] for c in text)
+
+
+def signal_name(number: int) -> str:
+    """The name of a signal, also of one for real-time use, which Python does not name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"SIGRTMIN+{number - signal.SIGRTMIN}"
 
 
 def _shortened(message: object) -> object:

@@ -1,4 +1,5 @@
-"""Writes files atomically: readers never see half a file, and failures leave nothing behind.
+"""Reads and writes files. Writing is atomic: readers never see half a file, and failures leave
+nothing behind.
 
 Here and elsewhere, `os.path` looks whether a user's file is there: `pathlib` raises where a name is
 too long to be one.
@@ -13,6 +14,37 @@ from contextlib import suppress
 from pathlib import Path
 
 from weft.errors import Unsupported
+
+_MOST = 64 << 20
+"""Characters of a file of a user: a device such as /dev/zero has no end."""
+
+
+def read_text(path: str | os.PathLike[str]) -> str:
+    """The text of a user's file. Raises `Unsupported` unless it can be read."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            text = file.read(_MOST + 1)
+    except OSError as error:
+        raise Unsupported(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise Unsupported(f"{path} is not a text file in UTF-8") from error
+    if len(text) > _MOST:
+        raise Unsupported(f"{path} cannot be read: it is longer than {_MOST >> 20} MiB")
+    return text
+
+
+def check_targets(*paths: str | os.PathLike[str] | None) -> None:
+    """Raises unless all of the paths that are given can be written, to different files. Called
+    before long work whose results would be lost."""
+    known: set[str] = set()
+    for path in paths:
+        if path is None:
+            continue
+        check_target(path)
+        real = os.path.realpath(path)
+        if real in known:
+            raise Unsupported(f"cannot write {path} twice; give every output a file of its own")
+        known.add(real)
 
 
 def check_target(path: str | os.PathLike[str]) -> None:

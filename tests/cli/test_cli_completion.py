@@ -8,14 +8,14 @@ import sys
 import pytest
 import typer
 
-from weft.cli import _find_commands, app
+from weft.cli import app, find_commands
 from weft.cli.completion import script, tree_of
 from weft.errors import Unsupported
 
 
 @pytest.fixture(scope="module")
 def tree():
-    _find_commands()
+    find_commands()
     return tree_of(typer.main.get_command(app))
 
 

@@ -71,9 +71,9 @@ def check(tmp_path, code, *options, arguments=(), world=2):
 
 
 def weft_command(*arguments):
-    from weft.cli import _find_commands, app
+    from weft.cli import app, find_commands
 
-    _find_commands()
+    find_commands()
     return CliRunner().invoke(app, ["loom", *arguments])
 
 
@@ -137,8 +137,9 @@ def test_the_command_ends_with_a_verdict_and_the_page_tells_the_truth(tmp_path):
 
 def test_bad_input_is_one_sentence(tmp_path):
     done = weft_command("check", str(tmp_path / "no.py"))
-    assert "there is no script" in str(done.exception)
+    assert "there is no script" in done.output
+    assert done.exit_code == 2
     done = weft_command("check", "--mode", "lat", str(tmp_path))
-    assert "did you mean late?" in str(done.exception)
+    assert "did you mean late?" in done.output
     done = weft_command("check", "--queues", "3", str(tmp_path))
-    assert "1, 2 or 4" in str(done.exception)
+    assert "1, 2 or 4" in done.output

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from typer.testing import CliRunner
 
-from weft.cli import _find_commands, app
+from weft.cli import app, find_commands
 from weft.errors import Unsupported
 from weft.measure.soak import burst, soaking, subjects
 from weft.measure.soak.places import PLACES, places_of
@@ -185,7 +185,7 @@ def test_growth_is_a_fault(monkeypatch):
 
 
 def test_the_command(monkeypatch):
-    _find_commands()
+    find_commands()
     findings = soaking.Findings(3, seconds=2.0)
     findings.calls["all_gather"] = 5
     monkeypatch.setattr("weft.cli.soak.run", lambda *_: findings)

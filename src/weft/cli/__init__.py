@@ -3,18 +3,64 @@ function `register(app)`."""
 
 from __future__ import annotations
 
+import errno
 import functools
 import importlib
+import os
 import pkgutil
 import sys
+from json import dumps
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
 from weft.cli.console import fail
 from weft.errors import Error
 
+
+class _Commands(TyperGroup):
+    """Ends a command with one sentence and no traceback. Done here, inside of typer, which ends
+    without a word after Ctrl-C."""
+
+    def invoke(self, context: Any) -> Any:
+        json = "--json" in sys.argv
+        try:
+            found = super().invoke(context)
+            if sys.stdout is not None:
+                sys.stdout.flush()  # Python would do it at its end, where nobody hears of an error
+            return found
+        except _UsageError as error:
+            if json:
+                print(dumps({"error": error.format_message()}))  # type: ignore[attr-defined]
+            raise  # typer shows how the command is used
+        except Error as error:
+            fail(str(error), json=json)
+        except KeyboardInterrupt:
+            fail("stopped", json=json, code=130)
+        except BrokenPipeError:  # the reader of the output has closed it, as `head` does
+            _drop_output()
+            sys.exit(0)
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+            _drop_output()
+            fail(f"the output cannot be written: {error.strerror}")
+
+
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+"""Of all that typer finds wrong with arguments; the class is its own or click's, by its version."""
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
+
+def _drop_output() -> None:
+    """Lets what is still to be printed go nowhere, so that Python does not fail at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 app = typer.Typer(
     name="weft",
+    cls=_Commands,
     help="Hides communication behind computation in distributed ML: run, explain, explore.",
     no_args_is_help=True,
     add_completion=False,
@@ -35,7 +81,7 @@ def _version(
 
 
 @functools.cache
-def _find_commands() -> None:
+def find_commands() -> None:
     """Registers all commands, once per process."""
     for module in sorted(m.name for m in pkgutil.iter_modules(__path__)):
         found = importlib.import_module(f"{__name__}.{module}")
@@ -44,15 +90,6 @@ def _find_commands() -> None:
 
 
 def main() -> None:
-    """The entry point of `weft`. Bad input ends with one sentence, not with a traceback."""
-    _find_commands()
-    try:
-        app()
-    except Error as error:
-        fail(str(error), json="--json" in sys.argv)
-    except KeyboardInterrupt:
-        fail("stopped", code=130)
-    except BrokenPipeError:
-        # The reader of the output has closed it, as `head` does.
-        sys.stderr.close()
-        sys.exit(0)
+    """Runs the command that the arguments of this process ask for."""
+    find_commands()
+    app()

@@ -14,7 +14,7 @@ from weft.cli.c3_case import ask_case
 from weft.cli.console import Json, PerRank, console, print_json, progress, say_written
 from weft.dtype import ITEM_BYTES
 from weft.errors import Unsupported
-from weft.files import check_target
+from weft.files import check_targets
 from weft.machine import Machine, load, names
 from weft.report.c3_page import (
     RULE_HEADERS,
@@ -123,8 +123,7 @@ def c3(
         if described is None:
             raise Unsupported(f"on {HOST} interference is what it is; leave out --interference")
         described = _disturbed(described, interference)
-    if html is not None:
-        check_target(html)
+    check_targets(html)
     doing = "measuring" if described is None else "simulating"
     with progress(f"{doing} {machine}", quiet=json) as report:
         if described is None:

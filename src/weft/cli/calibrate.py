@@ -9,8 +9,10 @@ from typing import Annotated
 import typer
 
 from weft.cli.console import Json, console, print_json, progress
+from weft.files import check_targets
 from weft.machine import Machine, calibrated
 from weft.measure.calibration import FULL, QUICK, calibrate, keep
+from weft.measure.user_launch import MOST_THREADS
 from weft.report.terminal_table import table
 
 
@@ -24,7 +26,11 @@ def command(
     ] = False,
     threads: Annotated[
         int,
-        typer.Option(min=1, help="Compute threads of a rank; the machine is then cpu-N-threads."),
+        typer.Option(
+            min=1,
+            max=MOST_THREADS,
+            help="Compute threads of a rank; the machine is then cpu-N-threads.",
+        ),
     ] = 1,
     output: Annotated[
         Path | None, typer.Option(help="Write the description here, not to the user's cache.")
@@ -32,6 +38,7 @@ def command(
     json: Json = False,
 ) -> None:
     """Measure GEMMs, copies, signals and calls here, and describe this machine as `cpu`."""
+    check_targets(output)
     level = QUICK if quick else FULL
     start = time.perf_counter()
     with progress("calibrating", quiet=json) as report:

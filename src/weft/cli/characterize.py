@@ -17,7 +17,7 @@ from weft.cli.console import (
     say_written,
     until_stopped,
 )
-from weft.files import check_target
+from weft.files import check_targets
 from weft.machine import load, names
 from weft.report.characterize_page import (
     HEADERS,
@@ -52,8 +52,7 @@ def characterize(
     """Is a GEMM safe to cut? The cost of splitting GEMMs into 8 and 64 parts along M and K, and the
     cost of sharing the device with copies by engines and by cores, over many shapes."""
     described = None if machine == HOST else load(machine)
-    if html is not None:
-        check_target(html)
+    check_targets(html)
     doing = "measuring" if described is None else "simulating"
     with progress(f"{doing} {machine}", quiet=json) as report:
         if described is None:

@@ -14,9 +14,10 @@ from typing import Annotated, Any, NoReturn, TypeVar, get_args
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from weft.dtype import ON_HOST
-from weft.errors import Stopped, Unsupported, nearest
+from weft.errors import Stopped, Unsupported, nearest, printable
 from weft.fabric.link import TOPOLOGIES, Topology
 from weft.measure.launch import Report
 from weft.measure.stopping import stop_file
@@ -32,7 +33,18 @@ DEFAULT_COLUMNS = 1024
 
 
 class _Console(Console):
-    """A console that wraps sentences at 80 columns, and gives tables all the width there is."""
+    """A console that wraps sentences at 80 columns, and gives tables all the width there is. Text
+    is shown as it is, for the name of a file or a model may look like rich's markup, or steer a
+    terminal."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(highlight=False, markup=False, emoji=False, **options)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(printable(text, kept="\n"), **options)
+
+    def on_broken_pipe(self) -> NoReturn:
+        raise BrokenPipeError
 
     def print(self, *objects: Any, width: int | None = None, **options: Any) -> None:
         if width is None and objects and all(isinstance(one, str) for one in objects):
@@ -45,11 +57,11 @@ def _width() -> int | None:
     asked = os.environ.get("COLUMNS", "")
     if asked.isdecimal() and int(asked) > 0:
         return int(asked)
-    return None if sys.stdout.isatty() else WIDTH
+    return None if sys.stdout is not None and sys.stdout.isatty() else WIDTH
 
 
-console = _Console(width=_width(), highlight=False)
-_errors = Console(stderr=True, highlight=False)
+console = _Console(width=_width())
+_errors = _Console(stderr=True)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 World = Annotated[int, typer.Option(help="Number of ranks.", min=1, max=64)]
@@ -75,7 +87,7 @@ def fail(message: str, *, json: bool = False, code: int = 2) -> NoReturn:
     """Prints an error and exits."""
     if json:
         print(json_module.dumps({"error": message}))
-    _errors.print(f"weft: {message}", markup=False, style="red", soft_wrap=True)
+    _errors.print(f"weft: {message}", style="red", soft_wrap=True)
     sys.exit(code)
 
 
@@ -110,7 +122,7 @@ class Stopping:
     def end(self) -> None:
         """Says that what was printed is partial, and exits as after Ctrl-C."""
         if self.said:
-            _errors.print(f"weft: {self.said}", markup=False, style="red", soft_wrap=True)
+            _errors.print(f"weft: {self.said}", style="red", soft_wrap=True)
             sys.exit(130)
 
 

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from weft.cli.console import WIDTH, Json, console, print_json, progress, say_written
 from weft.cli.run import check_device
-from weft.files import write_atomically
+from weft.files import check_targets, write_atomically
 from weft.measure.link_spec import LinkSpec
 from weft.measure.measurement import Measurement, measure
 from weft.plan.all_gather_matmul import AllGatherMatmul
@@ -47,6 +47,7 @@ def demo(
     json: Json = False,
 ) -> None:
     """Run a balanced all-gather + matmul on 2 ranks, and draw how four schedules overlap it."""
+    check_targets(html, svg)
     operation = AllGatherMatmul.of(2048, 1024, 2048, world=2)
     check_device(device, predict=False)
     shown = SHOWN if device == "cpu" else ON_DEVICE

@@ -28,7 +28,7 @@ from weft.cli.explore_table import show
 from weft.cli.explore_ways import SIZES, explore_ways, node_of
 from weft.dtype import MULTIPLIED
 from weft.errors import Unsupported, nearest
-from weft.files import check_target
+from weft.files import check_targets
 from weft.machine import Machine, all_names
 from weft.models.workloads import WORKLOADS
 from weft.operation import find
@@ -167,7 +167,8 @@ def explore(
         ),
     ] = "auto",
     chunks: Annotated[
-        int | None, typer.Option(help="Of hierarchical algorithms. [default: the best]", min=1)
+        int | None,
+        typer.Option(help="Of hierarchical algorithms. [default: the best]", min=1, max=1024),
     ] = None,
     workload: Annotated[
         str | None, typer.Option(help=f"On a cluster, plain against fused: {', '.join(WORKLOADS)}.")
@@ -241,9 +242,7 @@ def explore(
         return
     if len(described) > 1 and (html is not None or trace is not None):
         raise Unsupported("a page or a trace shows one machine; ask about each by itself")
-    for path in (html, trace):
-        if path is not None:
-            check_target(path)
+    check_targets(html, trace)
     every: list[Exploration] = []
     for one in described:
         with progress(f"simulating {one.name}", quiet=json) as report:

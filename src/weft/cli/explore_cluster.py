@@ -10,7 +10,7 @@ from typing import Any
 from weft.cli.asked import sizes_of
 from weft.cli.console import console, print_json, progress, say_written
 from weft.errors import Unsupported
-from weft.files import check_target
+from weft.files import check_targets
 from weft.machine import Cluster, load_cluster
 from weft.models.workloads import load_workload
 from weft.report.cells import Cell
@@ -72,9 +72,7 @@ def explore_collective(
     """The time of a collective over all devices per algorithm, and its lower bound."""
     cluster = load_cluster(machine)
     asked = [(n, total) for n in nodes_of(nodes, cluster) for total in sizes_of(size)]
-    for path in (html, trace):
-        if path is not None:
-            check_target(path)
+    check_targets(html, trace)
     answers: list[list[CollectiveAnswer]] = []
     with progress(f"simulating {machine}", quiet=json) as report:
         for number, (count, total) in enumerate(asked):
@@ -213,9 +211,7 @@ def explore_workload(
     cluster = load_cluster(machine)
     if scaling not in (*SCALINGS, "both"):
         raise Unsupported(f"scaling is weak, strong or both, not {scaling!r}")
-    for path in (html, trace):
-        if path is not None:
-            check_target(path)
+    check_targets(html, trace)
     counts = nodes_of(nodes, cluster) if nodes is not None else nodes_of("1..128", cluster)
     wanted = SCALINGS if scaling == "both" else (scaling,)
     with progress(f"simulating {workload} on {machine}", quiet=json) as report:

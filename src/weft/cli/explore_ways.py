@@ -10,7 +10,7 @@ from typing import Any
 from weft.cli.asked import sizes_of
 from weft.cli.console import console, print_json, progress, say_written
 from weft.errors import Unsupported
-from weft.files import check_target
+from weft.files import check_targets
 from weft.machine import Cluster, load_cluster
 from weft.operation import ranks_label
 from weft.plan.collective import UNROOTED, find_kind
@@ -61,9 +61,7 @@ def explore_ways(
     if find_kind(kind).gives == "nothing":
         raise Unsupported(f"a {kind} moves no bytes; ask about {', '.join(UNROOTED)}")
     sizes = sizes_of(size or SIZES)
-    for path in (html, trace):
-        if path is not None:
-            check_target(path)
+    check_targets(html, trace)
     world = world_of(place, len(os.sched_getaffinity(0)))
     with progress(f"comparing ways on {place.name}", quiet=json) as report:
         found = compare(place, kind, sizes, world, way_of(algorithm), report)

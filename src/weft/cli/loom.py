@@ -70,7 +70,7 @@ def check(
             times = f", {finding.times} times" if finding.times > 1 else ""
             place = f" [{finding.place}]" if finding.place else ""
             text = f"{number}. {finding.kind}{times}: {finding.text}{place}"
-            console.print(text.replace(here, ""), markup=False, width=80)
+            console.print(text.replace(here, ""), width=80)
         console.print(_verdict(outcome.exit_code, len(outcome.findings), outcome.failed, world))
     raise typer.Exit(outcome.exit_code)
 

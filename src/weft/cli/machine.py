@@ -135,11 +135,11 @@ def check_file(
         for one in findings:
             label = "wrong" if one.error else "doubtful"
             text = one.text if one.text.startswith(one.key) else f"{one.key}: {one.text}"
-            console.print(f"{label}: {text}", markup=False)
+            console.print(f"{label}: {text}")
         if machine is not None:
             said = "; ".join(f"{what} {value}" for what, value in _figures(machine).items())
             console.print(f"What weft makes of it: {said}.")
-        console.print(verdict, markup=False)
+        console.print(verdict)
     if machine is None:
         raise typer.Exit(2)
 

@@ -30,13 +30,14 @@ from weft.cli.console import (
     topology_of,
 )
 from weft.errors import Unsupported
-from weft.files import check_target
+from weft.files import check_targets
 from weft.loom.build import library, why_not
 from weft.machine import load
 from weft.measure.calibration import YARDSTICK
 from weft.measure.link_spec import LinkSpec
 from weft.measure.measurement import Measurement, measure
 from weft.measure.stopping import stop_file
+from weft.measure.user_launch import MOST_THREADS
 from weft.operation import find
 from weft.report.perfetto import write_trace
 from weft.report.run_page import run_page
@@ -71,7 +72,9 @@ def run(
         str, typer.Option(help="all, or names separated by commas, e.g. auto,serial,adaptive@dma.")
     ] = "all",
     repeat: Annotated[int, typer.Option(help="Measured rounds.", min=1)] = 15,
-    threads: Annotated[int, typer.Option(help="Compute threads of each rank.", min=1)] = 1,
+    threads: Annotated[
+        int, typer.Option(help="Compute threads of each rank.", min=1, max=MOST_THREADS)
+    ] = 1,
     device: Annotated[
         str,
         typer.Option(help="Where tensors are: cpu, loom (an emulated device, docs/loom.md), cuda."),
@@ -86,9 +89,7 @@ def run(
     html: Annotated[Path | None, typer.Option(help="Write a page of all timelines.")] = None,
 ) -> None:
     """Start ranks here; measure compute alone, communication alone, serial, and each schedule."""
-    for path in (html, trace):
-        if path is not None:
-            check_target(path)
+    check_targets(html, trace)
     columns = columns_per_rank(n, n_per_rank, world)
     asked = find(operation).of(m, columns, k, world, dtype_of(dtype))
     spec = LinkSpec.parse(link, topology_of(topology))

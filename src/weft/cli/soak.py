@@ -73,7 +73,7 @@ def show(found: Findings) -> None:
             f"first right call in a new group after {_times(found.again_after)}"
         )
     for fault in found.faults:
-        console.print(fault, markup=False, soft_wrap=True)
+        console.print(fault, soft_wrap=True)
     console.print(verdict(found))
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -21,7 +20,7 @@ from typing import IO
 
 import torch
 
-from weft.errors import Unsupported
+from weft.errors import Unsupported, signal_name
 from weft.loom.build import Report, library
 from weft.loom.deadlock import LoomFinding
 from weft.loom.detector import find
@@ -180,7 +179,7 @@ def _failure(codes: Sequence[int], errors: Sequence[str], findings: Sequence[Loo
         if not code:
             continue
         if code < 0:
-            return f"rank {rank} was ended by {signal.Signals(-code).name}"
+            return f"rank {rank} was ended by {signal_name(-code)}"
         last = [line for line in errors[rank].splitlines() if line.strip()]
         # The rank that failed first tells more than those that lost it.
         if "has ended while" in (last[-1] if last else "") and rank + 1 < len(codes):

@@ -22,6 +22,7 @@ _FOLDER = Path(__file__).parent
 _SERVERS = _FOLDER / "servers"
 _MOST = 1e30
 """More than any number of a machine or a model."""
+_MOST_BASES = 16
 
 Kind = TypeVar("Kind")
 
@@ -128,6 +129,8 @@ def read_table(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
         )
     if found in above or found == path:
         raise Unsupported(f"{path.name}: base {base!r} leads back to itself.")
+    if len(above) >= _MOST_BASES:
+        raise Unsupported(f"{path.name}: a machine has at most {_MOST_BASES} files below it.")
     return merged(read_table(found, (*above, path)), table)
 
 

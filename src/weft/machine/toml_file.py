@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from weft.errors import Unsupported
+from weft.files import read_text
 
 
 def read_toml(path: Path) -> dict[str, Any]:
     """The tables of a TOML file."""
+    text = read_text(path)
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise Unsupported(f"{path} cannot be read: {error.strerror}.") from error
-    except ValueError as error:  # also of numbers with thousands of digits, and of other encodings
+        return tomllib.loads(text)
+    except ValueError as error:  # also of numbers with thousands of digits
         raise Unsupported(f"{path.name} is not a TOML file: {error}.") from error
     except RecursionError:
         raise Unsupported(f"{path.name} nests its values too deeply.") from None

@@ -22,7 +22,7 @@ from typing import IO, Any
 import cloudpickle
 from torch._C._distributed_c10d import TCPStore
 
-from weft.errors import Error, RankFailed, Unsupported
+from weft.errors import Error, RankFailed, Unsupported, signal_name
 from weft.fabric.rendezvous import listed
 from weft.measure.hosts import Hosts
 from weft.measure.rank_process import Report, Start
@@ -143,7 +143,7 @@ class _Rank:
             code = self.process.wait(_END)
         except subprocess.TimeoutExpired:
             return f"rank {self.number} closed its connection without an error message"
-        how = f"with code {code}" if code >= 0 else f"by signal {signal.Signals(-code).name}"
+        how = f"with code {code}" if code >= 0 else f"by signal {signal_name(-code)}"
         return f"rank {self.number} ended {how}, without an error message"
 
     def forward(self, stream: IO[bytes]) -> None:

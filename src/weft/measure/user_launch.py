@@ -14,6 +14,7 @@ Result = TypeVar("Result")
 
 BACKENDS = ("gloo", "weft")
 DEVICES = ("cpu", "loom", "cuda")
+MOST_THREADS = 1024
 
 
 def launch(
@@ -52,8 +53,10 @@ def launch(
     if not callable(function):
         raise Unsupported(f"launch takes a function first, not {type(function).__name__}")
     for name, number in (("world", world), ("threads", threads)):
-        if not isinstance(number, int) or number < 1:
+        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
             raise Unsupported(f"{name} must be a whole number of at least 1, not {number!r}")
+    if threads > MOST_THREADS:
+        raise Unsupported(f"threads must be at most {MOST_THREADS}, not {threads!r}")
     for name, value, known in (("backend", backend, BACKENDS), ("device", device, DEVICES)):
         if value not in known:
             raise Unsupported(

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 
+from weft.errors import printable
 from weft.report.units import SLOWER
 
 Cell = str | int | float | None
@@ -45,4 +46,4 @@ def _text(cell: Cell, decimals: int) -> str:
         return f"{cell:,}"
     if isinstance(cell, float):
         return f"{cell:z,.{decimals}f}" if math.isfinite(cell) else "-"
-    return cell
+    return printable(cell, kept="\n")

@@ -14,6 +14,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from weft.errors import printable
 from weft.report import cells
 
 _BEST = "bold green"
@@ -97,7 +98,7 @@ class _Fitted:
         widths = _widths(kept, room)
         drawn = Table(
             box=box.SIMPLE_HEAD,
-            title=None if self.title is None else Text(self.title),
+            title=None if self.title is None else Text(printable(self.title)),
             title_justify="left",
             title_style="bold",
             show_edge=False,
@@ -118,7 +119,7 @@ class _Fitted:
             plain = ", ".join(name.replace("-\n", "").replace("\n", " ") for name in names)
             said.append(f"Left out for lack of room: {plain} (--json has them).")
         if said:
-            yield Constrain(Text(" ".join(said), style="dim"), min(room, 80))
+            yield Constrain(Text(printable(" ".join(said), kept="\n"), style="dim"), min(room, 80))
         yield Segment.line()
 
     def _kept(self, gone: Sequence[int]) -> list[_Column]:

@@ -26,6 +26,8 @@ MOST_SIZE = 1 << 20
 MOST_ROWS = 1 << 24
 MOST_WORLD = 16
 """A plan has tasks for every pair of ranks; with more, an answer would take seconds."""
+SLOWEST_LINK = 0.001
+"""GB/s. With much less, times would not be numbers that a page can read."""
 _LIMITS: dict[str, tuple[float, float]] = {
     "m": (1, MOST_ROWS),
     "n": (1, MOST_SIZE),
@@ -87,6 +89,8 @@ class State:
             value = getattr(self, name)
             if not isfinite(value) or not least <= value <= most:
                 raise Unsupported(f"{name} must be from {least} to {most:g}, not {value:g}")
+        if 0 < self.link < SLOWEST_LINK:
+            raise Unsupported(f"link must be 0 or at least {SLOWEST_LINK:g}, not {self.link:g}")
         if self.pinned:
             Schedule.parse(self.pinned)
 

@@ -36,6 +36,7 @@ SHARED = {
 """Operations that overlap, and which of their sizes the ranks share."""
 OPS = (*SHARED, "matmul", "compute", "collective")
 MOST = 1 << 48
+_DTYPES = [name for name in DTYPES if name in ITEM_BYTES]
 
 
 @dataclass(frozen=True)
@@ -105,9 +106,9 @@ def checked(model: Model, where: str) -> Model:
         _check_layer(layer, f"{where}: layers[{place}] ({layer.name})")
     if not 1 <= model.world <= 4096:
         raise Unsupported(f"{where}: world must be from 1 to 4096, not {model.world}")
-    if model.dtype not in DTYPES or model.dtype not in ITEM_BYTES:
+    if model.dtype not in _DTYPES:
         raise Unsupported(
-            f"{where}: there is no dtype {model.dtype!r}{nearest(model.dtype, ITEM_BYTES)}"
+            f"{where}: there is no dtype {model.dtype!r} here{nearest(model.dtype, _DTYPES)}"
         )
     return model
 

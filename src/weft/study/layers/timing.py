@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from weft.dtype import rated
 from weft.errors import Unsupported
 from weft.machine import Machine
 from weft.operation import find
@@ -233,7 +234,7 @@ def _plain(machine: Machine, model: Model, layer: Layer) -> Timed:
 
 def _kernel(machine: Machine, model: Model, layer: Layer) -> float:
     """A kernel bound by arithmetic at some share of the GEMM rate, or by memory."""
-    rate = machine.compute.rate.get(model.dtype)
+    rate = machine.compute.rate.get(rated(model.dtype))
     if rate is None:
         known = ", ".join(machine.compute.rate)
         raise Unsupported(f"{machine.name} has no rate for {model.dtype}; it has {known}")

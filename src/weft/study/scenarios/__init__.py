@@ -11,6 +11,7 @@ from typing import Any
 from weft.dtype import MULTIPLIED
 from weft.dtype import find as find_dtype
 from weft.errors import Unsupported, nearest
+from weft.files import read_text
 from weft.plan.tasks import Plannable
 
 _FOLDER = Path(__file__).parent
@@ -77,12 +78,7 @@ def from_csv(path: str | Path) -> tuple[Shape, ...]:
     Empty lines and lines that start with # are skipped.
     """
     path = Path(path)
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise Unsupported(f"{path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise Unsupported(f"{path} is not a text file in UTF-8") from error
+    lines = read_text(path).splitlines()
     kept = [(n, line) for n, line in enumerate(lines, 1) if line.strip() and line[0] != "#"]
     if not kept:
         raise Unsupported(f"{path.name} is empty; its first line must name the columns m, n and k")
