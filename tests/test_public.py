@@ -6,8 +6,10 @@ import importlib.metadata
 from xml.etree import ElementTree
 
 import pytest
+import torch
 
 import weft
+from weft import Unsupported
 from weft.machine import load
 from weft.operation import find
 from weft.run.explain import Explanation
@@ -68,3 +70,45 @@ def test_a_notebook_shows_an_exploration():
 def test_one_rank_is_one_rank(name):
     assert find(name).of(8, 8, 8, 1, "float32").label.endswith("on 1 rank")
     assert find(name).of(8, 8, 8, 2, "float32").label.endswith("on 2 ranks")
+
+
+SIZES = {"operation": "all_gather_matmul", "m": 8, "n": 6, "k": 4, "world": 2}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"operation": None}, "operation must be the name"),
+        ({"operation": []}, "operation must be the name"),
+        ({"operation": "all_gather_matmull"}, "did you mean all_gather_matmul"),
+        ({"m": "8"}, "m must be a whole number of at least 0, not '8'"),
+        ({"m": -1}, "m must be a whole number"),
+        ({"m": 8.5}, "m must be a whole number"),
+        ({"n": -1}, "n must be a whole number"),
+        ({"k": None}, "k must be a whole number"),
+        ({"world": 0}, "world must be a whole number of at least 1, not 0"),
+        ({"world": True}, "world must be a whole number"),
+        ({"dtype": 3}, "dtype must be a dtype of torch or its name"),
+        ({"dtype": torch.complex64}, "there is no dtype 'complex64'"),
+        ({"schedule": 3}, "schedule must be a name or a weft.Schedule"),
+    ],
+)
+def test_workspace_of_what_cannot_be_is_refused(wrong, said):
+    with pytest.raises(Unsupported, match=said):
+        weft.workspace_bytes(**{**SIZES, **wrong})
+
+
+def test_workspace_by_dtype():
+    for schedule in ("auto", "serial", weft.Schedule.parse("adaptive")):
+        for name in ("float32", "bfloat16"):
+            asked = {**SIZES, "schedule": schedule}
+            named = weft.workspace_bytes(**asked, dtype=name)
+            assert named == weft.workspace_bytes(**asked, dtype=getattr(torch, name)) > 0
+    assert weft.workspace_bytes(**{**SIZES, "m": 0}) == 0
+
+
+def test_only_groups_are_checked():
+    for wrong in (3, "all", object()):
+        with pytest.raises(Unsupported, match="group must be a process group"):
+            weft.check(wrong)
+    weft.check()

@@ -159,3 +159,9 @@ def test_possible_points_are_lowered():
 def test_a_depth_out_of_range_is_refused_when_lowered(depth):
     with pytest.raises(Unsupported, match="outside 0 to"):
         AllGatherMatmul.of(8, 4, 8, 2).lower(Schedule(depth=depth))
+
+
+@pytest.mark.parametrize("wrong", [None, 3, [], b"serial", Schedule()])
+def test_only_names_are_parsed(wrong):
+    with pytest.raises(Unsupported, match="a schedule is parsed from its name, not from"):
+        Schedule.parse(wrong)

@@ -47,6 +47,7 @@ from weft.run.record import Recording, record
 from weft.run.session import of as _session_of
 from weft.schedule import Schedule
 from weft.select import this_host as _this_host
+from weft.select.auto import check_mode as _check_mode
 from weft.select.auto import of as _auto_of
 from weft.select.tune import tune
 from weft.timeline import Span, Timeline
@@ -143,6 +144,13 @@ def check(group: dist.ProcessGroup | None = None, *, synchronize: bool = True) -
             results of all calls so far are known to be valid. Otherwise, look only at what is
             known by now.
     """
+    import torch.distributed as dist
+
+    if not isinstance(group, dist.ProcessGroup | None):  # torch gives a placeholder to outsiders
+        raise Unsupported(
+            "group must be a process group that this rank is in, or None for all ranks, "
+            f"not {group!r}"
+        )
     _check_fabrics(group, synchronize)
 
 
@@ -153,7 +161,7 @@ def workspace_bytes(
     k: int,
     world: int,
     *,
-    dtype: str = "float32",
+    dtype: str | torch.dtype = "float32",
     schedule: str | Schedule = "auto",
 ) -> int:
     """The symmetric memory that a call on a device needs on every rank, in bytes.
@@ -165,14 +173,29 @@ def workspace_bytes(
         operation: the name of the operator, e.g. `"all_gather_matmul"`.
         m, n, k: its sizes over all ranks, as `weft explore` takes them.
         world: the number of ranks.
-        dtype: the name of a dtype.
+        dtype: a dtype of torch, or its name.
         schedule: a schedule; `"auto"` is the largest of all that may be chosen.
     """
+    import torch
+
+    from weft.dtype import name_of
     from weft.fabric.device.program import needed_bytes
     from weft.operation import find
     from weft.plan import claims
 
-    asked = find(operation).of(m, n, k, world, dtype)
+    wanted = (
+        ("operation", operation, str, "the name of an operator"),
+        ("dtype", dtype, str | torch.dtype, "a dtype of torch or its name"),
+        ("schedule", schedule, str | Schedule, "a name or a weft.Schedule"),
+    )
+    for name, value, kind, what in wanted:
+        if not isinstance(value, kind):
+            raise Unsupported(f"{name} must be {what}, not {value!r}")
+    for name, size, least in (("m", m, 0), ("n", n, 0), ("k", k, 0), ("world", world, 1)):
+        if isinstance(size, bool) or not isinstance(size, int) or size < least:
+            raise Unsupported(f"{name} must be a whole number of at least {least}, not {size!r}")
+    named = dtype if isinstance(dtype, str) else name_of(dtype)
+    asked = find(operation).of(m, n, k, world, named)
     if schedule == "auto":
         some = [one for one in Schedule.space(asked) if one.fusion != "kernel"]
     else:
@@ -188,7 +211,7 @@ def configure(
     link: str | Link | None = None,
     select: str | None = None,
 ) -> None:
-    """Configures this rank of a group.
+    """Configures this rank of a group. If an argument is wrong, nothing is changed.
 
     Args:
         group: the process group (None: all ranks).
@@ -200,9 +223,20 @@ def configure(
     """
     fabric = _fabric_of(group)
     if deadline is not None:
-        fabric.deadline = _seconds_of(deadline, "deadline")
+        deadline = _seconds_of(deadline, "deadline")
+    if isinstance(link, str):
+        link = Link.parse(link)
+    if not isinstance(link, Link | None):
+        raise Unsupported(
+            f"link must be memory, a rate such as 0.1GB/s, or a weft.Link, not {link!r}"
+        )
+    if select is not None:
+        _check_mode(select)
+    # All is checked, so either everything is set or nothing.
     if link is not None:
-        fabric.set_link(Link.parse(link) if isinstance(link, str) else link)
+        fabric.set_link(link)
+    if deadline is not None:
+        fabric.deadline = deadline
     if select is not None:
         _auto_of(_session_of(fabric)).set_mode(select)
 

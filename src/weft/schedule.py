@@ -82,9 +82,15 @@ class Schedule:
         return replace(self, engine=engine)
 
     @staticmethod
-    @lru_cache(maxsize=1024)
     def parse(name: str) -> Schedule:
         """The schedule with that name, e.g. `adaptive`, `adaptive:16@dma`, `hetero-fused-1d`."""
+        if not isinstance(name, str):
+            raise Unsupported(f"a schedule is parsed from its name, not from {name!r}")
+        return Schedule._parse(name)
+
+    @staticmethod
+    @lru_cache(maxsize=1024)
+    def _parse(name: str) -> Schedule:
         match = _GRAMMAR.fullmatch(name.strip())
         if match is None:
             raise Unsupported(
@@ -96,7 +102,7 @@ class Schedule:
             warnings.warn(
                 f"the schedule {match['name']!r} is called {base!r} now",
                 FutureWarning,
-                stacklevel=3,
+                stacklevel=4,
             )
         if base not in _NAMED:
             known = list(_NAMED)
@@ -222,7 +228,7 @@ def register(name: str, schedule: Schedule) -> None:
     _NAMED[name] = schedule
     _REGISTERED.setdefault(schedule.with_engine("dma"), name)
     _name.cache_clear()
-    Schedule.parse.cache_clear()
+    Schedule._parse.cache_clear()
 
 
 IN_KERNEL = "in-kernel"

@@ -259,6 +259,7 @@ OPTIONAL = {
     "decoder_sparse_step": 1,
     "text_config": {"hidden_size": 2048},
     "_name_or_path": "a model",
+    "ffn_config": {"moe_num_experts": 16, "ffn_hidden_size": 3584},
 }
 CONFIG = json.dumps({"model_type": "llama", **SIZES})
 WHOLE = (
@@ -266,6 +267,8 @@ WHOLE = (
     {"model_type": "gemma3_text", **SIZES},
     {"model_type": "qwen2_moe", **SIZES, **EXPERTS},
     {"model_type": "deepseek_v3", **SIZES, **LATENT},
+    {"model_type": "mpt", "n_embd": 4096, "n_layer": 4, "n_head": 32, "expansion_ratio": 4},
+    {"model_type": "falcon", **SIZES, "multi_query": True, "new_decoder_architecture": False},
 )
 KEYS = sorted(set().union(*WHOLE, OPTIONAL))
 COUNTS = some.sampled_from([0, 1, -1, 2**32, 2**63, 10**400, -(10**400)])

@@ -176,6 +176,9 @@ def test_tensors_of_a_device_come_back_on_the_cpu():
     [
         ({"world": 0}, "world must be a whole number"),
         ({"threads": 1.5}, "threads must be a whole number"),
+        ({"threads": True}, "threads must be a whole number"),
+        ({"threads": 1025}, "threads must be at most 1024, not 1025"),
+        ({"threads": 10**30}, "threads must be at most 1024"),
         ({"backend": "glo"}, r"backend must be gloo or weft, not 'glo' \(did you mean gloo\?\)"),
         ({"device": "tpu"}, "device must be cpu or loom or cuda"),
         ({"device": "loom", "backend": "weft"}, "the backend weft is for CPU tensors"),

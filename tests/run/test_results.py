@@ -8,7 +8,8 @@ import threading
 import pytest
 import torch
 
-from weft.run.results import LEAST, Results, empty
+from weft import Unsupported
+from weft.run.results import LEAST, Results, _limit, empty
 
 COUNT = LEAST  # elements of float32, so four times the least size
 MIB = 1 << 20
@@ -113,9 +114,14 @@ def test_small_results_are_plain():
     assert (y.shape, y.dtype) == ((8, 4), torch.float16)
 
 
-def test_a_wrong_limit_is_told(monkeypatch):
-    from weft.run.results import _limit
+@pytest.mark.parametrize("wrong", ["much", "-5", "1.5", "9" * 5000])
+def test_a_wrong_limit_is_refused(monkeypatch, wrong):
+    monkeypatch.setenv("WEFT_RESULTS", wrong)
+    with pytest.raises(Unsupported, match="WEFT_RESULTS must be a whole number of MiB"):
+        _limit()
 
-    monkeypatch.setenv("WEFT_RESULTS", "much")
-    with pytest.warns(UserWarning, match="a number of MiB"):
-        assert _limit() == 256 * MIB
+
+@pytest.mark.parametrize(("text", "limit"), [("", 256), ("0", 0), ("17", 17)])
+def test_a_limit_is_a_number_of_mib(monkeypatch, text, limit):
+    monkeypatch.setenv("WEFT_RESULTS", text)
+    assert _limit() == limit * MIB

@@ -13,6 +13,7 @@ from weft.study.layers.huggingface import Run, from_config
 from weft.study.layers.listing import SHARED, Layer, Model, backward, checked, read_layers
 from weft.study.layers.timing import time_step
 
+EXPERTS = {"dispatch, up", "down, combine", "experts, up", "experts, down"}
 EXAMPLE = Path(__file__).parents[2] / "examples" / "layers.toml"
 
 LLAMA = {
@@ -116,6 +117,107 @@ def test_layers_hold_the_weights_that_the_model_is_known_for(
 def test_tied_embeddings_are_counted_once() -> None:
     whole = weights(GEMMA3) - 262208 * 5376 / 1e9  # Gemma makes logits with its embedding
     assert whole == pytest.approx(27.0, rel=0.005)
+
+
+def multiplied(config: dict[str, Any]) -> int:
+    """The weights of the matrices that transformers makes for a config, but for embeddings."""
+    import torch
+    import transformers
+
+    own = transformers.AutoConfig.for_model(**config)
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(own)
+    looked_up = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
+    looked_up.add(id(model.get_output_embeddings().weight))
+    held = [w for w in model.parameters() if w.dim() > 1 and id(w) not in looked_up]
+    return sum(weight.numel() for weight in held)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("FalconConfig", {}),
+        ("FalconConfig", {"multi_query": False, "ffn_hidden_size": None}),
+        (
+            "FalconConfig",
+            {"new_decoder_architecture": True, "num_attention_heads": 64, "num_kv_heads": 8}
+            | {"hidden_size": 4096},
+        ),
+        ("BloomConfig", {}),
+        ("GPT2Config", {}),
+        ("GPT2Config", {"n_inner": 1000}),
+        ("GPTJConfig", {}),
+        ("MptConfig", {}),
+        ("OPTConfig", {}),
+        ("GPTNeoXConfig", {}),
+        ("PhiConfig", {}),
+        ("Starcoder2Config", {}),
+        (
+            "DbrxConfig",
+            {"attn_config": {"kv_n_heads": 4, "rope_theta": 1e4}}
+            | {"ffn_config": {"moe_num_experts": 16, "moe_top_k": 4, "ffn_hidden_size": 3584}},
+        ),
+    ],
+)
+def test_layers_hold_the_weights_that_transformers_makes(name: str, change: dict[str, Any]) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = getattr(transformers, name)(**change).to_dict()
+    model = from_config(config, Run(1, 128, 1))
+    experts = config.get("ffn_config", {}).get("moe_num_experts", 1)
+    held = {
+        layer.name: layer.n * layer.k * layer.count * (experts if layer.name in EXPERTS else 1)
+        for layer in model.layers
+        if layer.name != "vocabulary"
+    }
+    assert sum(held.values()) == multiplied(config), held
+
+
+def test_older_names_of_sizes() -> None:
+    old = {"n_embed": 64, "n_layer": 3, "n_head": 8}
+    made = {x.name: x for x in from_config({"model_type": "bloom", **old}, Run(1, 128)).layers}
+    assert [made["up"].n, made["up"].k, made["up"].count] == [256, 64, 3]
+    mpt = {"model_type": "mpt", "d_model": 64, "n_layers": 3, "n_heads": 8, "expansion_ratio": 3}
+    made = {x.name: x for x in from_config(mpt, Run(1, 128)).layers}
+    assert [made["up"].n, made["up"].k, made["up"].count] == [192, 64, 3]
+    falcon = {"model_type": "falcon", "hidden_size": 64, "n_layer": 3, "n_head": 8, "n_head_kv": 2}
+    made = {x.name: x for x in from_config(falcon, Run(1, 128, 1)).layers}
+    assert made["QKV"].n == (8 + 2 * 2) * 8
+    with pytest.raises(Unsupported, match="n_head must be a whole number, not 'many'"):
+        from_config({**falcon, "n_head": "many"}, Run(1, 128))
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("JambaConfig", "mamba_d_state"),
+        ("MambaConfig", "state_size"),
+        ("BambaConfig", "mamba_n_heads"),
+        ("Zamba2Config", "mamba_d_state"),
+        ("FalconH1Config", "mamba_d_ssm"),
+        ("Qwen3NextConfig", "linear_num_key_heads"),
+        ("RecurrentGemmaConfig", "lru_width"),
+        ("Lfm2Config", "conv_L_cache"),
+    ],
+)
+def test_layers_that_are_not_understood_are_refused(name: str, key: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = {**getattr(transformers, name)().to_dict()}
+    assert key in config
+    begin = key.split("_")[0]
+    with pytest.raises(Unsupported, match=f"{begin}_.* says .*list its layers in a TOML file"):
+        from_config(config, Run(1, 128))
+
+
+def test_a_size_of_each_layer_is_one_number_if_all_are_equal() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.Gemma3nTextConfig().to_dict()
+    sizes = config["intermediate_size"]
+    assert len(sizes) == 35
+    one = from_config({**config, "intermediate_size": sizes[0]}, Run(1, 128))
+    assert from_config(config, Run(1, 128)) == one
+    with pytest.raises(Unsupported, match="intermediate_size must be a whole number") as refused:
+        from_config({**config, "intermediate_size": [8192, *sizes[1:]]}, Run(1, 128))
+    assert len(str(refused.value)) < 150
 
 
 def test_each_parallelism_shares_the_same_work() -> None:

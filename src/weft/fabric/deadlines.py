@@ -26,8 +26,8 @@ bits."""
 def seconds_of(deadline: object, name: str) -> float:
     """A deadline that a user has set, in seconds; raises unless it can be one."""
     try:
-        seconds = float(deadline)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError):
+        seconds = math.nan if isinstance(deadline, bool) else float(deadline)  # type: ignore[arg-type]
+    except Exception:  # of any kind: a tensor without a value raises its own
         seconds = math.nan
     if 0 < seconds <= LONGEST or seconds == math.inf:
         return seconds

@@ -90,9 +90,9 @@ class ProcessFabric:
 
     def set_link(self, link: Link) -> None:
         """Sets the speed of the links. Every rank sets the same."""
-        self.link = link
         topology = TOPOLOGIES.index(link.topology)
         self.heap.set_link(link.bandwidth or 0.0, int(link.latency * 1e9), topology)
+        self.link = link
 
     # -- calls -------------------------------------------------------------------------------------
 

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import threading
-import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
 import torch
 
+from weft.errors import Unsupported
 from weft.fabric.storage_use import CAN_TELL, StorageUse
 
 LEAST = 256 << 10
@@ -72,10 +73,9 @@ def _on(base: torch.Tensor, shape: Sequence[int], dtype: torch.dtype) -> torch.T
 
 
 def _limit() -> int:
-    text = os.environ.get("WEFT_RESULTS", _DEFAULT)
-    if not text.isdecimal():
-        warnings.warn(f"WEFT_RESULTS is a number of MiB, not {text!r}: {_DEFAULT}", stacklevel=2)
-        text = _DEFAULT
+    text = os.environ.get("WEFT_RESULTS") or _DEFAULT
+    if not re.fullmatch("[0-9]{1,15}", text):
+        raise Unsupported(f"WEFT_RESULTS must be a whole number of MiB, 0 for none, not {text!r}")
     return int(text) << 20
 
 

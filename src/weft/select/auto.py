@@ -33,6 +33,15 @@ MAX_SHAPES = 4096
 _SERIAL = Schedule.parse("serial")
 
 
+def check_mode(mode: object) -> None:
+    """Raises unless this is a way to select."""
+    if not isinstance(mode, str) or mode not in MODES:
+        raise Unsupported(
+            f"there is no way to select {mode!r}{nearest(str(mode), MODES)}; "
+            f"the ways are {', '.join(MODES)}"
+        )
+
+
 _IN_HEADER = Decision(AUTO, AUTO, None, "")
 """The decision of all ranks but the first: rank 0's header carries the schedule."""
 
@@ -160,11 +169,7 @@ class Auto:
 
     def set_mode(self, mode: str) -> None:
         """Sets what chooses if there is no tuned result: the heuristic, or simulation."""
-        if mode not in MODES:
-            raise Unsupported(
-                f"there is no way to select {mode!r}{nearest(mode, MODES)}; "
-                f"the ways are {', '.join(MODES)}"
-            )
+        check_mode(mode)
         self.mode = mode
         self.forget()
 

@@ -44,6 +44,8 @@ class HeapMemory:
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         if not all(isinstance(size, int) and size >= 0 for size in shape):
             raise Unsupported(f"a tensor cannot have the shape {list(shape)}")
+        if not isinstance(dtype, torch.dtype):
+            raise Unsupported(f"dtype must be one of torch, e.g. torch.float32, not {dtype!r}")
         count = math.prod(shape)
         block = self.allocate(max(count, 1) * dtype.itemsize)
         return torch.from_numpy(block.array()).view(dtype)[:count].view(tuple(shape))
@@ -101,12 +103,14 @@ class HeapMemory:
         return self.kept
 
     def allocate(self, size: int) -> _native.Block:
+        size = min(size, _MOST)
         try:
-            return self._heap.allocate(min(size, _MOST))
+            return self._heap.allocate(size)
         except MemoryError:
+            example = ", e.g. WEFT_HEAP=64GiB" if self.allocated + size < 64 * 2**30 else ""
             raise Unsupported(
                 f"the symmetric heap cannot hold {size / 2**20:.0f} MiB more; "
-                "set WEFT_HEAP to a larger size, e.g. WEFT_HEAP=64GiB"
+                f"set WEFT_HEAP to a larger size{example}"
             ) from None
 
     def clear(self) -> None:

@@ -8,7 +8,6 @@ are made by torch between the native steps, because its GEMM is faster there. Pl
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
@@ -19,6 +18,7 @@ from weft.fabric import _native
 from weft.fabric.deadlines import nanoseconds
 from weft.fabric.host.bags import Bags
 from weft.fabric.host.engine_program import EngineProgram, counters_of
+from weft.fabric.host.opening import kernels
 from weft.fabric.host.packing import packed
 from weft.fabric.host.process_call import ProcessCall, break_off, place
 from weft.fabric.host.process_flight import UNRECORDED, Ended
@@ -84,7 +84,7 @@ class KernelProgram(EngineProgram):
         super().__init__(plan, fabric, slots, signatures)
         self.layout = ([b.name for b in self.buffers], list(slots))
         self.lane = plan.lanes.get((fabric.rank, COMPUTE), ())
-        self.variant = os.environ.get("WEFT_KERNELS", "")
+        self.variant = kernels()
         self.kernel = _native.Kernel(cast(int, DTYPES[plan.operation.dtype].kernel))
         self.quick = "bags" in self.layout[0]  # a known product is repeated (`repeat`)
         self._known: tuple[Proposal, _native.Repeat] | None = None

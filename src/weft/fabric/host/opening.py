@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 
 import torch.distributed as dist
 
-from weft.errors import Unsupported
+from weft.errors import Unsupported, nearest
 from weft.fabric import _native
 from weft.fabric.host.numa import keep_near
 from weft.fabric.link import Link
@@ -42,6 +42,7 @@ def open_heap(group: dist.ProcessGroup, members: Sequence[int], deadline: float)
         return [_Card(**card) for card in cards]
 
     span = heap_span()
+    kernels()  # raises here, where the other ranks are told
     fd, error = -1, ""
     if here == 0:
         try:
@@ -109,3 +110,15 @@ def heap_span() -> int:
         return -(-asked // 2**21) * 2**21
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return max(total, 2**30) // 2**21 * 2**21
+
+
+def kernels() -> str:
+    """The native kernels that WEFT_KERNELS chooses, or an empty text for the best. Raises unless
+    this processor runs them."""
+    asked, known = os.environ.get("WEFT_KERNELS", ""), _native.kernel_names()
+    if asked and asked not in known:
+        raise Unsupported(
+            f"WEFT_KERNELS is {asked!r}{nearest(asked, known)}; "
+            f"this processor runs {', '.join(known)}"
+        )
+    return asked

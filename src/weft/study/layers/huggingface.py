@@ -1,5 +1,6 @@
 """The layers of a model from its Hugging Face `config.json`: dense transformers (Llama, Qwen,
-Mistral, Gemma), also with latent attention, and mixtures of experts (Mixtral, Qwen-MoE, DeepSeek).
+Mistral, Gemma, and older ones such as GPT-2 and Falcon), also with latent attention, and mixtures
+of experts (Mixtral, Qwen-MoE, DeepSeek, DBRX).
 
     parallelism   dense layers                                      experts
     sequence      tensor and sequence parallel: tokens are          spread over ranks: tokens go to
@@ -12,19 +13,44 @@ Mistral, Gemma), also with latent attention, and mixtures of experts (Mixtral, Q
 from __future__ import annotations
 
 import json
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from weft.dtype import ITEM_BYTES
-from weft.errors import Unsupported, nearest
+from weft.errors import Unsupported, nearest, printable
+from weft.files import read_text
 from weft.study.layers.listing import Layer, Model, backward, checked
 
 PARALLELISMS = ("sequence", "tensor", "expert")
 STEPS = ("forward", "train")
-UNGATED = frozenset({"gpt_neox", "opt", "phi", "starcoder2", "falcon", "bloom", "gptj", "mpt"})
+UNSIZED = frozenset({"falcon", "bloom", "gpt2", "gptj", "mpt"})
+"""Model types whose MLPs are four times as wide as the model if their configs do not say it."""
+UNGATED = UNSIZED | {"gpt_neox", "opt", "phi", "starcoder2"}
 """Model types whose MLPs have one matrix on the way up instead of two."""
+OTHER_NAMES = {
+    "hidden_size": ("n_embd", "n_embed", "d_model"),
+    "num_hidden_layers": ("n_layer", "n_layers"),
+    "num_attention_heads": ("n_head", "n_heads"),
+    "num_key_value_heads": ("num_kv_heads", "n_head_kv", "attn_config.kv_n_heads"),
+    "intermediate_size": ("ffn_hidden_size", "ffn_dim", "n_inner"),
+    "moe_intermediate_size": ("ffn_config.ffn_hidden_size",),
+    "n_routed_experts": ("num_local_experts", "num_experts", "ffn_config.moe_num_experts"),
+    "num_experts_per_tok": ("experts_per_token", "ffn_config.moe_top_k"),
+}
+"""What some models call a size. A point leads into an inner table."""
+UNREAD = {
+    "mamba_": "state-space layers",
+    "ssm_": "state-space layers",
+    "state_size": "state-space layers",
+    "linear_num_": "linear attention",
+    "linear_attn_": "linear attention",
+    "lru_": "recurrent layers",
+    "conv_L_": "convolutions",
+}
+"""What models have whose configs have keys that begin so. Its sizes are not understood here."""
 LARGEST, MOST_LAYERS = 1 << 32, 1 << 16
 """The largest size, and the most layers, that a config may give. What is larger is a mistake."""
 
@@ -68,10 +94,9 @@ class Run:
 def read_config(path: str | Path, run: Run) -> Model:
     """The layers of one step of the model that a `config.json` describes."""
     path = Path(path)
+    text = read_text(path)
     try:
-        table = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise Unsupported(f"{path} cannot be read: {error.strerror}") from error
+        table = json.loads(text)
     except ValueError as error:  # also of numbers with thousands of digits
         raise Unsupported(f"{path.name} is not a JSON file: {error}") from error
     except RecursionError:
@@ -100,12 +125,16 @@ class _Config:
     def __init__(self, table: Mapping[str, Any], where: str) -> None:
         inner = table.get("text_config")  # models that see keep what reads in a table of its own
         self.table = {**table, **inner} if isinstance(inner, Mapping) else dict(table)
+        for key, value in [*self.table.items()]:
+            if isinstance(value, Mapping):
+                self.table |= {f"{key}.{name}": one for name, one in value.items()}
         self.where = where
+        self._check_kinds()
         self.kind = str(self.table.get("model_type", "transformer"))
         self.hidden = self.count("hidden_size")
         self.layers = self.count("num_hidden_layers", most=MOST_LAYERS)
         self.heads = self.count("num_attention_heads")
-        self.kv_heads = self.count("num_key_value_heads", default=self.heads)
+        self.kv_heads = self._kv_heads()
         if not self.kv_heads or self.heads % self.kv_heads:
             raise Unsupported(
                 f"{where}: num_attention_heads ({self.heads}) is no multiple of "
@@ -113,8 +142,8 @@ class _Config:
             )
         self.head = self.count("head_dim", default=max(1, self.hidden // self.heads))
         self.vocabulary = self.count("vocab_size", default=0)
-        self.experts = self.count("n_routed_experts", "num_local_experts", "num_experts", default=0)
-        self.top_k = self.count("num_experts_per_tok", "experts_per_token", default=0)
+        self.experts = self.count("n_routed_experts", default=0)
+        self.top_k = self.count("num_experts_per_tok", default=0)
         self.ups = 1 if self.kind in UNGATED else 2
         self.expert_ffn = self.ffn = 0
         if self.experts > 1:
@@ -126,19 +155,41 @@ class _Config:
             self.expert_ffn = self.count("moe_intermediate_size", "intermediate_size")
         self.dense_layers = self._dense_layers()
         if self.dense_layers:
-            self.ffn = self.count("intermediate_size_mlp", "intermediate_size")
+            usual = self.hidden * self.count("expansion_ratio", default=4)
+            unsized = usual if self.kind in UNSIZED else None
+            self.ffn = self.count("intermediate_size_mlp", "intermediate_size", default=unsized)
         self.shared_ffn = self.count("shared_expert_intermediate_size", default=0) or (
             self.count("n_shared_experts", default=0) * self.expert_ffn
         )
 
+    def _check_kinds(self) -> None:
+        """Raises unless all layers are of kinds that are understood here."""
+        for key, value in self.table.items():
+            kind = next((kind for begin, kind in UNREAD.items() if key.startswith(begin)), None)
+            if kind is not None and value is not None:
+                raise Unsupported(
+                    f"{self.where}: {key} says that the model has {kind}, whose sizes are not "
+                    "understood here; list its layers in a TOML file"
+                )
+
+    def _kv_heads(self) -> int:
+        if self.table.get("multi_query") and not self.table.get("new_decoder_architecture"):
+            return 1
+        return self.count("num_key_value_heads", default=self.heads)
+
     def count(self, *names: str, default: int | None = None, most: int = LARGEST) -> int:
-        """The first of these keys that is there, as a whole number."""
-        for name in names:
+        """The first of these keys that is there, also by another name, as a whole number. A list
+        gives it for each layer, and is one number if all are equal."""
+        for name in (one for usual in names for one in (usual, *OTHER_NAMES.get(usual, ()))):
             value = self.table.get(name)
             if value is None:
                 continue
+            if isinstance(value, list) and value and all(one == value[0] for one in value):
+                value = value[0]
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise Unsupported(f"{self.where}: {name} must be a whole number, not {value!r}")
+                raise Unsupported(
+                    f"{self.where}: {name} must be a whole number, not {reprlib.repr(value)}"
+                )
             if value == 0 and default is None:
                 raise Unsupported(f"{self.where}: {name} must be at least 1, not 0")
             if value > most:
@@ -153,7 +204,7 @@ class _Config:
     @property
     def title(self) -> str:
         named = self.table.get("_name_or_path") or self.kind
-        return str(named)
+        return printable(str(named))
 
     @property
     def dtype(self) -> str:
