@@ -123,12 +123,14 @@ class Layouts {
     put('x');
     put(int32_t(tensor.code) << 24 | int32_t(tensor.bits) << 16 | tensor.lanes);
     put(tensor.dimensions);
-    bool dense = false;
+    bool dense = false, empty = false;
     for (int d = 0; d < tensor.dimensions; ++d) {
       put(tensor.shape[d]);
       put(tensor.strides[d]);
       dense |= tensor.shape[d] > 1 && tensor.strides[d] == 1;
+      empty |= tensor.shape[d] == 0;
     }
+    if (tensor.data == nullptr && !empty) return false;  // its storage was freed
     return dense || !is_negated(object);
   }
   template <class Value>

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import time
@@ -9,6 +10,9 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
 
 import weft
 
@@ -47,6 +51,36 @@ def bad(case):
         "engine": lambda: weft.all_gather(torch.ones(3), engine="dna" if one else "dma"),
         "sparse": lambda: weft.all_reduce(torch.ones(3).to_sparse() if one else torch.ones(3)),
         "large": lambda: weft.all_reduce(torch.ones(100_001 if one else 100_000)),
+        "fake": lambda: weft.all_reduce(_without_values("fake") if one else torch.ones(3)),
+        "fake out": lambda: weft.all_reduce(
+            torch.ones(3), out=_without_values("fake") if one else torch.ones(3)
+        ),
+        "freed": lambda: weft.all_reduce(_without_values("freed") if one else torch.ones(3)),
+        "view of freed": lambda: weft.broadcast(_without_values("view") if one else torch.ones(3)),
+        "freed out": lambda: weft.all_gather(
+            torch.ones(3), out=_without_values("freed", 6) if one else torch.ones(6)
+        ),
+        "wrapper": lambda: weft.all_reduce(_without_values("wrapper") if one else torch.ones(3)),
+        "nested": lambda: weft.all_reduce(
+            torch.nested.nested_tensor([torch.ones(3)] * 2) if one else torch.ones(3)
+        ),
+        "endless sizes": lambda: weft.all_gather(
+            torch.ones(3), sizes=[math.inf, 3] if one else [3, 3]
+        ),
+        "endless splits": lambda: weft.all_to_all(
+            torch.ones(4), [math.inf, 2] if one else [2, 2], [2, 2]
+        ),
+        "huge splits": lambda: weft.all_to_all(
+            torch.ones(4), [2, 2], [2, 2**62] if one else [2, 2]
+        ),
+        "large splits": lambda: weft.all_to_all(
+            torch.ones(4), [2, 2], [2, 2**45] if one else [2, 2]
+        ),
+        "huge sizes": lambda: weft.gather(torch.ones(4), sizes=[2**70, 4] if one else None),
+        "no answer": lambda: weft.all_reduce(
+            torch.ones(3), async_op=torch.ones(2) if one else False
+        ),
+        "no words": lambda: weft.all_reduce(torch.ones(3), _NoWords() if one else "sum"),
         "async": lambda: weft.all_reduce(torch.ones(4 if one else 3), async_op=True).wait(),
     }
     return refused(cases[case])
@@ -57,7 +91,40 @@ def _overlapping(one):
     return weft.all_reduce(memory[:6], out=memory[3:] if one else torch.ones(6))
 
 
+def _without_values(kind, size=3):
+    """A tensor that says it is on the CPU, and has no values there."""
+    if kind == "fake":
+        with FakeTensorMode():
+            return torch.ones(size)
+    if kind == "wrapper":
+        return DTensor.from_local(torch.ones(size), init_device_mesh("cpu", (2,)))
+    whole = torch.ones(size + 1)
+    tensor = whole[1:] if kind == "view" else whole[:size]
+    whole.untyped_storage().resize_(0)
+    return tensor
+
+
+class _NoWords:
+    def __repr__(self):
+        raise ZeroDivisionError("no words")
+
+
+NO_VALUES = "no values in memory"
 SAYS = {
+    "fake": f"x has {NO_VALUES}",
+    "fake out": f"out has {NO_VALUES}",
+    "freed": f"x has {NO_VALUES}",
+    "view of freed": f"x has {NO_VALUES}",
+    "freed out": f"out has {NO_VALUES}",
+    "wrapper": f"x has {NO_VALUES}",
+    "nested": "take dense tensors",
+    "endless sizes": "sizes must be a list with one size per rank",
+    "endless splits": "in_splits must be a list with one size per rank",
+    "huge splits": "more than any memory",
+    "large splits": "no memory for a result of shape (35184372088834,)",
+    "huge sizes": "more than any memory",
+    "no answer": "ambiguous",
+    "no words": "no words",
     "shape": "rank 0 calls all_gather (3 float32), rank 1 calls all_gather (4 float32)",
     "dtype": "(sum of 3 float32), rank 1 calls all_reduce (sum of 3 float64)",
     "kind": "rank 0 calls all_gather (3 float32), rank 1 calls all_reduce",

@@ -9,11 +9,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks import check_call, integers
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import weft
+from weft.ops.concurrent import matmul_beside
 
 EVEN = [2, 2]
 
@@ -277,3 +279,94 @@ def what_a_mode_sees(name):
 @pytest.mark.parametrize("name", ["gathered", "reduced"])
 def test_modes_of_torch_see_calls(ranks, name):
     ranks(2).run(what_a_mode_sees, name)
+
+
+def in_a_fake_mode(name):
+    """Known calls too: their results would be fake."""
+    x, w = torch.ones(4, 6), torch.ones(6, 8)
+    for _ in range(4):
+        CALLS[name](x, w)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        for fake_x, fake_w in ((x, w), (torch.ones(4, 6), torch.ones(6, 8))):
+            with pytest.raises(weft.Unsupported, match=r"mode of fake tensors|no values"):
+                CALLS[name](fake_x, fake_w)
+    check_call(4, 4, 4)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_modes_of_fake_tensors_are_refused(ranks, name):
+    ranks(2).run(in_a_fake_mode, name)
+
+
+def transformed_with_out():
+    """Known calls, and operators without a kernel for transforms, are refused as others are."""
+    x, w, out = torch.ones(4, 6), torch.ones(6, 8), torch.zeros(8, 8)
+    for _ in range(3):
+        weft.all_gather_matmul(x, w, out=out)
+    for call in (
+        lambda x: weft.all_gather_matmul(x, w, out=out),
+        lambda x: weft.all_gather_matmul(x, w, out=torch.empty(8, 8)),
+        lambda x: matmul_beside(x, w, torch.ones(4, 6))[0],
+    ):
+        with pytest.raises(weft.Unsupported, match=r"transform of torch\.func"):
+            torch.vmap(call)(x.expand(3, 4, 6))
+        with pytest.raises(weft.Unsupported, match=r"transform of torch\.func"):
+            torch.func.grad(lambda x: call(x).sum())(x)  # noqa: B023
+    check_call(4, 4, 4)
+
+
+def test_transforms_are_refused_with_out(ranks):
+    ranks(2).run(transformed_with_out)
+
+
+def _looked_up(x, w, out):
+    index, bags = torch.tensor([0, 1, 2, 3]), torch.tensor([0, 1, 2, 3])
+    return weft.embedding_all_to_all([w], [index], [bags], include_last_offset=False, out=out)
+
+
+OUTS = {
+    "gathered": (lambda x, w, out: weft.all_gather_matmul(x, w, out=out), (8, 8)),
+    "scattered": (lambda x, w, out: weft.matmul_reduce_scatter(x, w, out=out), (2, 8)),
+    "reduced": (lambda x, w, out: weft.matmul_all_reduce(x, w, out=out), (4, 8)),
+    "averaged": (
+        lambda x, w, out: weft.matmul_all_reduce(x, w, out=out, reduce_op="avg"),
+        (4, 8),
+    ),
+    "dispatched": (lambda x, w, out: weft.all_to_all_matmul(x, w, EVEN, EVEN, out=out), (4, 8)),
+    "combined": (lambda x, w, out: weft.matmul_all_to_all(x, w, EVEN, EVEN, out=out), (4, 8)),
+    "beside": (lambda x, w, out: matmul_beside(x, w, x, out=out), (4, 8)),
+    "looked up": (_looked_up, (2, 16)),
+    "experts": (
+        lambda x, w, out: weft.all_to_all_matmul(x, w[None], [[2], [2]], [[2], [2]], out=out),
+        (4, 8),
+    ),
+    "many": (
+        lambda x, w, outs: weft.all_gather_matmul(x, [w, w], out=list(outs.unbind())),
+        (2, 8, 8),
+    ),
+}
+
+
+def overwritten(name):
+    """The backward pass needs what `out` was: in the first call, in known ones, in shared memory,
+    and in inference mode, whose tensors have no version."""
+    call, shape = OUTS[name]
+    x, w = torch.ones(4, 6), torch.ones(6, 8)
+    for empty in (torch.empty, weft.symmetric_empty):
+        for _ in range(4):
+            out, factor = empty(shape).zero_(), torch.ones(shape, requires_grad=True)
+            loss = (factor * out).sum()
+            with torch.no_grad():
+                call(x, w, out)
+            assert float(out.abs().sum()) > 0
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                loss.backward()
+    with torch.inference_mode():
+        for _ in range(3):
+            call(x, w, torch.empty(shape))
+    check_call(4, 4, 4)
+
+
+@pytest.mark.parametrize("name", OUTS)
+def test_autograd_hears_of_what_out_overwrites(ranks, name):
+    ranks(2).run(overwritten, name)

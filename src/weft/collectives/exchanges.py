@@ -7,24 +7,25 @@ from typing import Literal, overload
 
 import torch
 import torch.distributed as dist
+from torch.autograd.graph import increment_version
+from torch.compiler import is_compiling
 
 from weft.collectives.arguments import (
     TensorOrHandle,
     answer,
     check_in_place,
     check_input,
-    check_out,
     check_root,
     check_sizes,
     checked,
+    result_for,
     row_bytes,
 )
 from weft.collectives.device_channel import AnyChannel, channel_of
 from weft.collectives.group_channel import check_engine
-from weft.collectives.handle import Handle
+from weft.collectives.handle import Handle, outside_graphs
 from weft.collectives.kinds import ALL_TO_ALL, SCATTER
 from weft.errors import Unsupported
-from weft.run.results import empty_as
 
 
 @overload
@@ -68,14 +69,26 @@ def all_to_all(
     Both may differ by rank; if two ranks disagree about their pair, all ranks raise `Mismatch`.
     Without them x is split evenly. `out=x` is in place, if both splits are equal.
     """
+    if is_compiling():
+        return outside_graphs(  # type: ignore[no-any-return]
+            all_to_all,
+            x,
+            in_splits,
+            out_splits,
+            out=out,
+            group=group,
+            async_op=async_op,
+            engine=engine,
+        )
     channel = channel_of(group, x)
     if (
         out is not None
-        and not async_op
+        and async_op is False
         and in_splits is out_splits is None
         and engine == "dma"
         and channel.quick(ALL_TO_ALL, x, out)
     ):
+        increment_version(out)
         return out
     x, into, sent, got = checked(
         channel, async_op, _exchanged, channel, x, in_splits, out_splits, out, engine
@@ -87,7 +100,7 @@ def all_to_all(
         job = channel.run_uneven(
             ALL_TO_ALL, [], [x], sent, [into], got, by_pair=True, engine=engine, background=async_op
         )
-    return answer(channel, job, into, "all_to_all", async_op)  # type: ignore[no-any-return]
+    return answer(channel, job, into, out, "all_to_all", async_op)  # type: ignore[no-any-return]
 
 
 def scatter(
@@ -108,6 +121,10 @@ def scatter(
     x: [rows, ...] on the root. Other ranks pass None with `out=`, or any tensor of the same shape
     and dtype. The rows are split as by `torch.tensor_split`, or into `sizes[r]` rows for rank r.
     """
+    if is_compiling():
+        return outside_graphs(  # type: ignore[no-any-return]
+            scatter, x, root, sizes=sizes, out=out, group=group, async_op=async_op, engine=engine
+        )
     channel = channel_of(group, out if x is None else x)
     source, into, counts = checked(
         channel, async_op, _scattered, channel, x, root, sizes, out, engine
@@ -124,7 +141,7 @@ def scatter(
         engine=engine,
         background=async_op,
     )
-    return answer(channel, job, into, "scatter", async_op)  # type: ignore[no-any-return]
+    return answer(channel, job, into, out, "scatter", async_op)  # type: ignore[no-any-return]
 
 
 def _exchanged(
@@ -149,13 +166,13 @@ def _exchanged(
         sent = got = None
         total = rows
     else:
-        sent = [n * row for n in check_sizes("in_splits", in_splits, world, rows)]
-        expected = check_sizes("out_splits", out_splits, world, -1)
+        sent = [n * row for n in check_sizes("in_splits", in_splits, world, rows, row)]
+        expected = check_sizes("out_splits", out_splits, world, -1, row)
         got, total = [n * row for n in expected], sum(expected)
     shape = (total, *tensor.shape[1:])
+    into = result_for(tensor, shape, out)
     if out is None:
-        return tensor, empty_as(tensor, shape), sent, got
-    into = check_out(out, shape, tensor.dtype)
+        return tensor, into, sent, got
     if into.data_ptr() == tensor.data_ptr() and sent == got:
         return tensor.clone(), into, sent, got  # rows arrive before others were sent
     check_in_place(tensor, into, None)
@@ -185,7 +202,7 @@ def _scattered(
         row = row_bytes(into)
         if sizes is None:  # this rank knows only its own size, and takes it for all
             return None, into, [into.nbytes] * world
-        counts = [n * row for n in check_sizes("sizes", sizes, world, -1)]
+        counts = [n * row for n in check_sizes("sizes", sizes, world, -1, row)]
         if counts[rank] != into.nbytes:
             raise Unsupported(
                 f"sizes gives {counts[rank] // max(1, row)} rows to rank {rank}, but out has "
@@ -196,9 +213,9 @@ def _scattered(
     if sizes is None:
         listed = [rows // world + (r < rows % world) for r in range(world)]
     else:
-        listed = check_sizes("sizes", sizes, world, rows)
+        listed = check_sizes("sizes", sizes, world, rows, row)
     shape = (listed[rank], *tensor.shape[1:])
-    into = empty_as(tensor, shape) if out is None else check_out(out, shape, tensor.dtype)
+    into = result_for(tensor, shape, out)
     if rank == root and out is not None:
         check_in_place(into, tensor, row * sum(listed[:rank]))
     return tensor if rank == root else None, into, [n * row for n in listed]

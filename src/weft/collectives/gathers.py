@@ -7,24 +7,25 @@ from typing import Literal, overload
 
 import torch
 import torch.distributed as dist
+from torch.autograd.graph import increment_version
+from torch.compiler import is_compiling
 
 from weft.collectives.arguments import (
     TensorOrHandle,
     answer,
     check_in_place,
     check_input,
-    check_out,
     check_root,
     check_sizes,
     checked,
+    result_for,
     row_bytes,
 )
 from weft.collectives.device_channel import AnyChannel, channel_of
 from weft.collectives.group_channel import check_engine
-from weft.collectives.handle import Handle
+from weft.collectives.handle import Handle, outside_graphs
 from weft.collectives.kinds import ALL_GATHER, BROADCAST, GATHER
 from weft.errors import Unsupported
-from weft.run.results import empty_as
 
 Prepared = tuple[torch.Tensor, torch.Tensor, list[int] | None]
 """Input, result, and the bytes of every rank if they differ."""
@@ -68,23 +69,28 @@ def all_gather(
     tensor for the result; x may be this rank's rows of it (in place). async_op: returns a `Handle`
     at once. engine: `dma` leaves the core while a paced link is busy, `cores` holds it.
     """
+    if is_compiling():
+        return outside_graphs(  # type: ignore[no-any-return]
+            all_gather, x, sizes=sizes, out=out, group=group, async_op=async_op, engine=engine
+        )
     channel = channel_of(group, x)
     if (
         out is not None
-        and not async_op
+        and async_op is False
         and sizes is None
         and engine == "dma"
         and channel.quick(ALL_GATHER, x, out)
     ):
+        increment_version(out)
         return out
-    x, out, counts = checked(channel, async_op, _gathered, channel, x, sizes, out, True, engine)
+    x, into, counts = checked(channel, async_op, _gathered, channel, x, sizes, out, True, engine)
     if counts is None:
-        job = channel.run_even(ALL_GATHER, x, out, x.nbytes, engine=engine, background=async_op)
+        job = channel.run_even(ALL_GATHER, x, into, x.nbytes, engine=engine, background=async_op)
     else:
         job = channel.run_uneven(
-            ALL_GATHER, counts, [x], [x.nbytes], [out], counts, engine=engine, background=async_op
+            ALL_GATHER, counts, [x], [x.nbytes], [into], counts, engine=engine, background=async_op
         )
-    return answer(channel, job, out, "all_gather", async_op)  # type: ignore[no-any-return]
+    return answer(channel, job, into, out, "all_gather", async_op)  # type: ignore[no-any-return]
 
 
 def gather(
@@ -105,6 +111,10 @@ def gather(
 
     The keywords are those of `all_gather`.
     """
+    if is_compiling():
+        return outside_graphs(  # type: ignore[no-any-return]
+            gather, x, root, sizes=sizes, out=out, group=group, async_op=async_op, engine=engine
+        )
     channel = channel_of(group, x)
     checked(channel, async_op, check_root, root, channel.world)
     here = channel.rank == root
@@ -127,7 +137,7 @@ def gather(
             engine=engine,
             background=async_op,
         )
-    return answer(channel, job, result, "gather", async_op)  # type: ignore[no-any-return]
+    return answer(channel, job, result, out, "gather", async_op)  # type: ignore[no-any-return]
 
 
 def broadcast(
@@ -146,21 +156,26 @@ def broadcast(
 
     x: of the same shape and dtype on all ranks; `out=x` is in place.
     """
+    if is_compiling():
+        return outside_graphs(  # type: ignore[no-any-return]
+            broadcast, x, root, out=out, group=group, async_op=async_op, engine=engine
+        )
     channel = channel_of(group, x)
     known = type(root) is int and 0 <= root < channel.world
     if (
         out is not None
-        and not async_op
+        and async_op is False
         and engine == "dma"
         and known
         and channel.quick(BROADCAST, x, out, root=root)
     ):
+        increment_version(out)
         return out
-    x, out = checked(channel, async_op, _broadcast, channel, x, root, out, engine)
+    x, into = checked(channel, async_op, _broadcast, channel, x, root, out, engine)
     job = channel.run_even(
-        BROADCAST, x, out, x.nbytes, root=root, engine=engine, background=async_op
+        BROADCAST, x, into, x.nbytes, root=root, engine=engine, background=async_op
     )
-    return answer(channel, job, out, "broadcast", async_op)  # type: ignore[no-any-return]
+    return answer(channel, job, into, out, "broadcast", async_op)  # type: ignore[no-any-return]
 
 
 def _gathered(
@@ -178,7 +193,7 @@ def _gathered(
     rows = tensor.shape[0]
     counts = None
     if sizes is not None:
-        listed = check_sizes("sizes", sizes, channel.world, -1)
+        listed = check_sizes("sizes", sizes, channel.world, -1, row)
         if listed[channel.rank] != rows:
             raise Unsupported(
                 f"sizes gives {listed[channel.rank]} rows to rank {channel.rank}, but its tensor "
@@ -191,10 +206,9 @@ def _gathered(
     if not here:
         return tensor, tensor, counts
     shape = (total, *tensor.shape[1:])
-    if out is None:
-        return tensor, empty_as(tensor, shape), counts
-    into = check_out(out, shape, tensor.dtype)
-    check_in_place(tensor, into, before)
+    into = result_for(tensor, shape, out)
+    if out is not None:
+        check_in_place(tensor, into, before)
     return tensor, into, counts
 
 
@@ -204,8 +218,7 @@ def _broadcast(
     check_engine(engine)
     check_root(root, channel.world)
     tensor = check_input(x)
-    if out is None:
-        return tensor, empty_as(tensor, tensor.shape)
-    into = check_out(out, tensor.shape, tensor.dtype)
-    check_in_place(tensor, into, 0)
+    into = result_for(tensor, tensor.shape, out)
+    if out is not None:
+        check_in_place(tensor, into, 0)
     return tensor, into

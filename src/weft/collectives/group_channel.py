@@ -158,7 +158,7 @@ class GroupChannel:
                 0 if source is None else source.data_ptr() or _EMPTY,
                 0 if target is None else target.data_ptr() or _EMPTY,
                 num_bytes,
-                background,
+                bool(background),
                 active is not None,
             )
             if job is None:
@@ -210,7 +210,7 @@ class GroupChannel:
                 in_sizes,
                 [t.data_ptr() or _EMPTY for t in targets],
                 out_sizes,
-                background,
+                bool(background),
                 active is not None,
             )
             if active is not None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+from torch._compile import _disable_dynamo
+from torch.compiler import is_compiling
 
 from weft.collectives.group_channel import FOREVER, GroupChannel, Job, now_ns
 from weft.errors import Error, Timeout
@@ -11,6 +15,13 @@ from weft.fabric.outcomes import AGAIN, OK
 from weft.run.ranges import NOTHING, profiled, range_of
 
 Result = TypeVar("Result")
+
+
+@_disable_dynamo
+def outside_graphs(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+    """Makes a call that torch.compile has met: one graph ends before it, and another begins after
+    it."""
+    return function(*arguments, **keywords)
 
 
 class Handle(Generic[Result]):
@@ -27,6 +38,8 @@ class Handle(Generic[Result]):
 
     def done(self) -> bool:
         """Whether it has ended, with a result or an error; `wait` gives either."""
+        if is_compiling():
+            return outside_graphs(self.done)  # type: ignore[no-any-return]
         return self._job.done
 
     def wait(self, timeout: float | None = None) -> Result:
@@ -36,6 +49,8 @@ class Handle(Generic[Result]):
         not begun on this rank is then cancelled on every rank, and the group can still be used. One
         that had begun cannot be cancelled, so the group cannot be used any more.
         """
+        if is_compiling():
+            return outside_graphs(self.wait, timeout)  # type: ignore[no-any-return]
         with range_of(f"{self._name}.wait") if profiled() else NOTHING:
             return self._wait(timeout)
 
@@ -57,6 +72,8 @@ class Handle(Generic[Result]):
     def cancel(self) -> bool:
         """Cancels the collective if it has not begun on this rank; it then raises `Cancelled` on
         every rank. Returns False, and does nothing, if it has begun or ended."""
+        if is_compiling():
+            return outside_graphs(self.cancel)  # type: ignore[no-any-return]
         return self.channel.native.withdraw(self._job)
 
     def _late(self, timeout: float) -> Error:

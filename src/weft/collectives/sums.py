@@ -11,23 +11,24 @@ from typing import Literal, overload
 
 import torch
 import torch.distributed as dist
+from torch.autograd.graph import increment_version
+from torch.compiler import is_compiling
 
 from weft.collectives.arguments import (
     TensorOrHandle,
     answer,
     check_in_place,
     check_input,
-    check_out,
     check_sizes,
     checked,
+    result_for,
     row_bytes,
 )
 from weft.collectives.device_channel import AnyChannel, channel_of
 from weft.collectives.group_channel import check_engine, check_reduction
-from weft.collectives.handle import Handle
+from weft.collectives.handle import Handle, outside_graphs
 from weft.collectives.kinds import ALL_REDUCE, REDUCE_SCATTER, reduction
 from weft.operation import split
-from weft.run.results import empty_as
 
 
 @overload
@@ -67,20 +68,25 @@ def all_reduce(
     op: `sum`, `avg`, `product`, `min`, `max`, and for integers `band`, `bor`, `bxor`. `out=x` is in
     place. Every rank adds one part, and its peers copy the sums chunk by chunk.
     """
+    if is_compiling():
+        return outside_graphs(  # type: ignore[no-any-return]
+            all_reduce, x, op, out=out, group=group, async_op=async_op, engine=engine
+        )
     channel = channel_of(group, x)
     if (
         out is not None
-        and not async_op
+        and async_op is False
         and op == "sum"
         and engine == "dma"
         and channel.quick(ALL_REDUCE, x, out)
     ):
+        increment_version(out)
         return out
-    x, out, number = checked(channel, async_op, _reduced, x, op, out, engine)
+    x, into, number = checked(channel, async_op, _reduced, x, op, out, engine)
     job = channel.run_even(
-        ALL_REDUCE, x, out, x.nbytes, reduction=number, engine=engine, background=async_op
+        ALL_REDUCE, x, into, x.nbytes, reduction=number, engine=engine, background=async_op
     )
-    return answer(channel, job, out, "all_reduce", async_op)  # type: ignore[no-any-return]
+    return answer(channel, job, into, out, "all_reduce", async_op)  # type: ignore[no-any-return]
 
 
 @overload
@@ -124,15 +130,27 @@ def reduce_scatter(
     or into `sizes[r]` rows for rank r. out: may be this rank's rows of x (in place). op: as for
     `all_reduce`.
     """
+    if is_compiling():
+        return outside_graphs(  # type: ignore[no-any-return]
+            reduce_scatter,
+            x,
+            op,
+            sizes=sizes,
+            out=out,
+            group=group,
+            async_op=async_op,
+            engine=engine,
+        )
     channel = channel_of(group, x)
     if (
         out is not None
-        and not async_op
+        and async_op is False
         and sizes is None
         and op == "sum"
         and engine == "dma"
         and channel.quick(REDUCE_SCATTER, x, out)
     ):
+        increment_version(out)
         return out
     x, into, number, counts = checked(
         channel, async_op, _reduce_scattered, channel, x, op, sizes, out, engine
@@ -154,7 +172,7 @@ def reduce_scatter(
             engine=engine,
             background=async_op,
         )
-    return answer(channel, job, into, "reduce_scatter", async_op)  # type: ignore[no-any-return]
+    return answer(channel, job, into, out, "reduce_scatter", async_op)  # type: ignore[no-any-return]
 
 
 def _reduced(
@@ -163,10 +181,9 @@ def _reduced(
     check_engine(engine)
     tensor, number = check_input(x), reduction(op)
     check_reduction(tensor.dtype, number)
-    if out is None:
-        return tensor, empty_as(tensor, tensor.shape), number
-    into = check_out(out, tensor.shape, tensor.dtype)
-    check_in_place(tensor, into, 0)
+    into = result_for(tensor, tensor.shape, out)
+    if out is not None:
+        check_in_place(tensor, into, 0)
     return tensor, into, number
 
 
@@ -185,11 +202,10 @@ def _reduce_scattered(
     if sizes is None:
         listed: Sequence[int] = split(rows, world)
     else:
-        listed = check_sizes("sizes", sizes, world, rows)
+        listed = check_sizes("sizes", sizes, world, rows, row)
     counts = None if sizes is None and rows % world == 0 else [n * row for n in listed]
     shape = (listed[channel.rank], *tensor.shape[1:])
-    if out is None:
-        return tensor, empty_as(tensor, shape), number, counts
-    into = check_out(out, shape, tensor.dtype)
-    check_in_place(into, tensor, row * sum(listed[: channel.rank]))
+    into = result_for(tensor, shape, out)
+    if out is not None:
+        check_in_place(into, tensor, row * sum(listed[: channel.rank]))
     return tensor, into, number, counts

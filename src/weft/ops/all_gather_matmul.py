@@ -25,6 +25,7 @@ from weft.ops.operands import (
     dtype_name,
     group_name,
     has_columns,
+    listed_sizes,
     named,
     num_rows,
     resized,
@@ -134,7 +135,9 @@ def all_gather_matmul(
     """
     several = isinstance(w, (list, tuple))
     weights = list(w) if several else [w]
-    outs = None if out is None else list(out) if several else [out]
+    outs: Any = out if out is None or several else [out]
+    if isinstance(outs, tuple):
+        outs = list(outs)
     arguments = (x_shard, weights, gather_dim, return_gathered, shard_rows, outs)
     if not several and not torch.compiler.is_compiling():
         made = again(group, (OPERATOR.name, schedule, *arguments))
@@ -180,7 +183,7 @@ def _bind(
     declared = None
     if shard_rows is not None:
         one = num_rows(inner)
-        declared = tuple(int(n) * one for n in shard_rows)
+        declared = tuple(n * one for n in listed_sizes("shard_rows", shard_rows))
         check_group_rank("shard_rows", declared, fabric.world, fabric.rank, rows)
 
     def expected() -> AllGatherMatmul:
@@ -256,6 +259,10 @@ def _check_split(what: str, sizes: tuple[int, ...], hint: str) -> None:
 def _check_outs(
     outs: list[torch.Tensor], weights: list[torch.Tensor], x_shard: torch.Tensor
 ) -> None:
+    if not isinstance(outs, list):
+        raise Unsupported(
+            f"out must be a list with one tensor for each w, not {type(outs).__name__}"
+        )
     if len(outs) != len(weights):
         raise Unsupported(f"out has {len(outs)} tensors for {len(weights)} w; give one for each")
     listed = named("out", outs)

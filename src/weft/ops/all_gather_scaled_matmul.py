@@ -9,6 +9,7 @@ from typing import Any, Literal, overload
 import torch
 import torch.distributed as dist
 
+from weft.errors import Unsupported
 from weft.fabric.proposal import Proposal
 from weft.ops import all_gather_matmul as plain
 from weft.ops.float8_operands import (
@@ -145,9 +146,8 @@ def all_gather_scaled_matmul(
         backward.
     """
     several = isinstance(w, (list, tuple))
-    ws: list[Any] = list(w) if several else [w]
-    scales: list[Any] = list(w_scale) if several else [w_scale]
-    biases: list[Any] = [None] * len(ws) if bias is None else list(bias) if several else [bias]
+    ws, scales = _listed(w), _listed(w_scale)
+    biases: list[Any] = [None] * len(ws) if bias is None else _listed(bias)
     # Only a graph needs torch's dispatcher, which would refuse wrong types on this rank alone.
     compiling = torch.compiler.is_compiling()
     carry_out = torch.ops.weft.all_gather_scaled_matmul if compiling else _kernel
@@ -168,6 +168,11 @@ def all_gather_scaled_matmul(
     return (y, gathered) if return_gathered else y
 
 
+def _listed(one_or_several: Any) -> list[Any]:
+    several = isinstance(one_or_several, (list, tuple))
+    return list(one_or_several) if several else [one_or_several]
+
+
 def _bind(
     session: Session,
     x_shard: torch.Tensor,
@@ -181,6 +186,8 @@ def _bind(
 ) -> Bound:
     dtype = check_eight("x_shard", x_shard, weights, out_dtypes)
     x_scales("x_scale", x_scale, x_shard)
+    if not len(weights) == len(scales) == len(biases):
+        raise Unsupported("give one w_scale, and one bias if any, for each w")
     for scale, weight, bias in zip(scales, weights, biases, strict=True):
         w_scales("w_scale", scale, weight)
         check_bias(bias, weight.shape[1])

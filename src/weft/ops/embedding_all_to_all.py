@@ -18,6 +18,7 @@ from weft.ops.embedding_inputs import Bagged, Shards, bagged, mode_text, modes_o
 from weft.ops.embedding_optimizer import TableOptimizer
 from weft.ops.operands import dispatched, group_name
 from weft.ops.operator import session_for
+from weft.run.call import refusal
 from weft.schedule import Schedule
 
 
@@ -90,10 +91,14 @@ def embedding_all_to_all(
     Sums are accumulated in float32. The backward pass is the reverse exchange, so every rank calls
     it; a rank whose tables need no gradient still takes part if it has a loss.
     """
-    count = len(tables) if isinstance(tables, Sequence) else 1
-    first = tables[0] if isinstance(tables, Sequence) and count else None
+    first = tables[0] if isinstance(tables, Sequence) and len(tables) else None
     shards = None
     try:
+        if not isinstance(tables, Sequence):
+            raise Unsupported("tables must be a list with one tensor per table")
+        count = len(tables)
+        if not isinstance(mode, str):
+            modes_of(mode, count)  # raises unless it is a list of modes
         given = bagged(count, indices, offsets, lengths, per_sample_weights, include_last_offset)
         if row_splits is not None:
             fabric = session_for(group, first).fabric
@@ -103,8 +108,9 @@ def embedding_all_to_all(
                 raise Unsupported("out= cannot be used with row_splits; use the returned tensor")
             given, mode = shards.given, shards.pooling
     except Exception as error:
-        session_for(group, first).fabric.refuse(OPERATOR.name, error)
-        raise
+        refused = refusal(error)
+        session_for(group, first).fabric.refuse(OPERATOR.name, refused)
+        raise refused from refused.__cause__
     y = _called(tables, given, mode_text(mode), optimizer, sparse, group, schedule, out)
     return y if shards is None else shards.joined(y)
 

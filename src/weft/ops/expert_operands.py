@@ -20,7 +20,10 @@ def as_sizes(splits: Splits) -> Any:
     """Splits as one flat list of sizes. What cannot be splits is left as it is, to be refused on
     every rank."""
     if isinstance(splits, torch.Tensor):
-        return splits.flatten().tolist() if not splits.is_floating_point() else splits
+        try:
+            return splits.flatten().tolist() if not splits.is_floating_point() else splits
+        except RuntimeError:  # it has no values
+            return splits
     if isinstance(splits, Sequence) and not isinstance(splits, str):
         if any(isinstance(part, torch.Tensor) or _is_list(part) for part in splits):
             parts = [as_sizes(part) for part in splits]

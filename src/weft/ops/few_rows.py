@@ -22,7 +22,7 @@ from weft.ops.operands import DTYPES, as_rows
 from weft.ops.operator import into
 from weft.plan.matmul_all_reduce import FEW_ROWS
 from weft.run import record
-from weft.run.call import Request, Tensors
+from weft.run.call import Request, Tensors, check_memory
 from weft.run.ranges import profiled, range_of
 from weft.run.session import Runner, Session
 from weft.schedule import Schedule
@@ -65,6 +65,7 @@ def check_weight(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor | None) -
     if scale is not None:
         if not isinstance(scale, torch.Tensor) or scale.dtype != torch.float32:
             raise Unsupported("scale must be a float32 tensor with one number per column of w")
+        check_memory("scale", scale)
         if scale.device.type != "cpu" or tuple(scale.shape) != (w.shape[1],):
             raise Unsupported(
                 f"scale has the shape {tuple(scale.shape)} on {scale.device}; it must be "

@@ -14,23 +14,27 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch.autograd import forward_ad
+from torch.utils import _python_dispatch
 
 from weft import fabric
 from weft.fabric import is_set, layouts_of
 from weft.fabric.interface import Exposed, PeerOutput
 from weft.fabric.proposal import Proposal
-from weft.ops.modes import PLAIN
 from weft.plan.tasks import Plannable
 from weft.run import record
-from weft.run.call import Combine, Tensors
+from weft.run.call import PLAIN, Combine, Tensors, dispatch_modes, in_transform
 from weft.run.ranges import profiled
 from weft.schedule import Schedule
 from weft.select.decide import AUTO, AnySchedule, Decision
 
 fabric.watch(
     torch.is_grad_enabled,
-    [torch._C._is_any_autocast_enabled, torch._C._are_functorch_transforms_active, profiled],
-    [(vars(record), "active", None), (vars(forward_ad), "_current_level", -1)],
+    [torch._C._is_any_autocast_enabled, in_transform, profiled],
+    [
+        (vars(record), "active", None),
+        (vars(forward_ad), "_current_level", -1),
+        (vars(_python_dispatch), "_is_in_torch_dispatch_mode", False),
+    ],
     dist.distributed_c10d._world,
 )
 again: Callable[[dist.ProcessGroup | None, tuple[Any, ...]], torch.Tensor | None] = fabric.again
@@ -104,7 +108,8 @@ def key_of(name: str, schedule: object, arguments: Sequence[Any]) -> Hashable | 
             schedule = (AUTO, named)
     elif kind is not Schedule:
         return None
-    if forward_ad._current_level >= 0:  # a tensor may have a tangent, which must be refused
+    # A tensor may have a tangent or no values, which must be refused.
+    if forward_ad._current_level >= 0 or in_transform() or dispatch_modes():
         return None
     graph = torch.is_grad_enabled()
     layouts = layouts_of(arguments, graph)
@@ -126,6 +131,8 @@ def _add(key: list[Hashable], arguments: Sequence[Any], graph: bool) -> bool:
             if graph and argument.requires_grad:
                 return False
             if argument.is_neg():
+                return False
+            if argument.numel() and not argument.untyped_storage().data_ptr():  # it was freed
                 return False
             device = None if argument.is_cpu else argument.device
             key += (argument.shape, argument.stride(), argument.dtype, device)

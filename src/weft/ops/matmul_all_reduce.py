@@ -22,7 +22,7 @@ from weft.ops.operands import (
     resolve_group,
 )
 from weft.ops.operator import Bound, Operator, register, run, session_for, through_torch
-from weft.ops.operator_call import end_entered
+from weft.ops.operator_call import end_entered, written
 from weft.ops.replicated import Plain, shared
 from weft.plan.matmul_all_reduce import MatmulAllReduce
 from weft.run.session import Session
@@ -107,6 +107,8 @@ def _run(
         try:
             made = again_in_kernel(session, key, x, w, out, scale)
             if isinstance(made, torch.Tensor):
+                if out is not None:
+                    written(out)
                 return made.div_(fabric.world) if reduce_op == "avg" else made
             y: torch.Tensor = run(OPERATOR, session, schedule, *arguments, output=made, key=key)
         except BaseException as error:

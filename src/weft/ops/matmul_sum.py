@@ -59,10 +59,10 @@ def bind_sum(
     (m, k), n, dtype = rows.shape, w.shape[1], dtype_name(x.dtype)
     if own_rows is None:
         own = split(x.shape[dim], world)[rank] * num_rows(inner)
-    elif 0 <= own_rows <= x.shape[dim]:
+    elif isinstance(own_rows, int) and 0 <= own_rows <= x.shape[dim]:
         own = own_rows * num_rows(inner)
     else:
-        raise Unsupported(f"own_rows must be from 0 to {x.shape[dim]}, not {own_rows}")
+        raise Unsupported(f"own_rows must be from 0 to {x.shape[dim]}, not {own_rows!r}")
     shape, itemsize = (m if everywhere else own, n), x.dtype.itemsize
     if out is not None:
         check_out("out", out, x, [w], n, shape[0])

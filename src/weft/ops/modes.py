@@ -14,23 +14,19 @@ import torch
 from torch.autograd import forward_ad
 
 from weft.errors import Unsupported
+from weft.run.call import PLAIN, dispatch_modes, in_transform
 
 AUTOCAST = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
 TRANSFORMS = "FuncTorchDynamicLayerFrontMode"
 """The dispatch key that torch sets while a transform is active. It comes before all others."""
 
-
-PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
-"""The types of tensors that are no subclass with a meaning of its own."""
-
-_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 _function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 
 
 def plain(arguments: Iterable[Any]) -> bool:
     """Whether all tensors among the arguments are plain ones on the CPU, and no mode of torch looks
     at operators. Then nothing is lost if a call does not go through the dispatcher of torch."""
-    if _dispatch_modes() or _function_modes():
+    if dispatch_modes() or _function_modes():
         return False
     for argument in arguments:
         kind = type(argument)
@@ -48,7 +44,7 @@ def plain(arguments: Iterable[Any]) -> bool:
 
 def active() -> bool:
     """Whether a mode is active in which a call must go through the dispatcher of torch."""
-    return torch._C._is_any_autocast_enabled() or torch._C._are_functorch_transforms_active()
+    return torch._C._is_any_autocast_enabled() or in_transform()
 
 
 def casts(operator: Any, device: str, count: int) -> Callable[..., Any]:
@@ -85,14 +81,6 @@ def without_negated(value: Any) -> Any:
     if type(value) is list and any(isinstance(t, torch.Tensor) and t.is_neg() for t in value):
         return [without_negated(item) for item in value]
     return value
-
-
-def no_transforms(name: str) -> Unsupported:
-    """The error of a call inside a transform of torch.func."""
-    return Unsupported(
-        f"weft.{name} was called inside vmap, grad, jvp or another transform of torch.func; give "
-        "it whole tensors, and use torch.autograd for gradients"
-    )
 
 
 def check_tangents(arguments: Any) -> None:

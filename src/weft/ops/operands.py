@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from operator import index
 from typing import Any
 
 import torch
@@ -101,6 +102,14 @@ def are_sizes(sizes: object) -> bool:
     return listed and all(isinstance(size, int) for size in sizes)  # type: ignore[attr-defined]
 
 
+def listed_sizes(name: str, sizes: object) -> tuple[int, ...]:
+    """The whole numbers of a list with one size per rank; raises unless it is one."""
+    try:
+        return tuple(map(index, sizes))  # type: ignore[call-overload]
+    except TypeError:
+        raise Unsupported(f"{name} must be a list with one size per rank, not {sizes!r}") from None
+
+
 def named(name: str, tensors: Sequence[torch.Tensor]) -> list[tuple[str, torch.Tensor]]:
     """The tensors of an argument that may be one or a list, with their names in errors."""
     if len(tensors) == 1:
@@ -140,8 +149,8 @@ def check_device(name: str, tensor: torch.Tensor, x_name: str, x: torch.Tensor) 
 
 def check_dim(name: str, dim: int, x: torch.Tensor) -> int:
     """A dimension of x, counted from 0. Raises if it is the last one or does not exist."""
-    if not -x.dim() <= dim < x.dim() or dim % x.dim() == x.dim() - 1:
-        raise Unsupported(f"{name} must be from 0 to {x.dim() - 2}, not {dim}")
+    if not isinstance(dim, int) or not -x.dim() <= dim < x.dim() or dim % x.dim() == x.dim() - 1:
+        raise Unsupported(f"{name} must be from 0 to {x.dim() - 2}, not {dim!r}")
     return dim % x.dim()
 
 

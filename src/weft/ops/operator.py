@@ -27,7 +27,7 @@ from weft.ops.operator_call import into as into
 from weft.ops.operator_call import run as run
 from weft.ops.operator_call import session_for as session_for
 from weft.ops.recorded import Gradient, autograd_kernel, gradient_of, record
-from weft.run.call import Combine
+from weft.run.call import Combine, no_transforms
 from weft.select.decide import AUTO, Decision, requested
 
 library = torch.library.Library("weft", "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -139,7 +139,7 @@ def _register_modes(operator: Operator) -> None:
     names = [argument.name for argument in overload._schema.arguments]
 
     def refuse(*arguments: Any, **keywords: Any) -> None:
-        error, given = modes.no_transforms(name), dict(zip(names, arguments, strict=False))
+        error, given = no_transforms(f"weft.{name}"), dict(zip(names, arguments, strict=False))
         if "group_name" in given:
             fabrics.of(resolve_group(given["group_name"])).refuse(name, error)
         raise error

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
+from torch.autograd.graph import increment_version
 
 from weft import fabric as fabrics
 from weft.errors import Error, interrupted_by
@@ -25,7 +26,17 @@ from weft.ops.known import Adapt, Again, Known, Operands, Output, key_of
 from weft.plan.tasks import Plannable
 from weft.run import record as recording
 from weft.run import session as sessions
-from weft.run.call import CHOSEN, NO_SPANS, Combine, Request, Tensors, carry_out, repeat
+from weft.run.call import (
+    CHOSEN,
+    NO_SPANS,
+    Combine,
+    Request,
+    Tensors,
+    carry_out,
+    check_modes,
+    refusal,
+    repeat,
+)
 from weft.run.ranges import profiled, range_of
 from weft.run.results import empty, maker
 from weft.run.session import Runner, Session
@@ -107,6 +118,29 @@ def run(
 ) -> Any:
     """One call of an operator. output: the memory with which this rank has already entered the
     call, if it has. key: see `known.key_of`, if the caller has it already."""
+    made = _made(operator, session, schedule, arguments, output, key)
+    if arguments[-1] is not None:
+        written(arguments[-1])
+    return made
+
+
+def written(out: object) -> None:
+    """Tells autograd that a result, or a list of them, has new values, as torch does for `out`: a
+    backward pass that needs the old ones raises. Native code that writes them does not. The last
+    argument of some operators is not `out`, and not a tensor."""
+    made = out if type(out) is list else [out]
+    if made and isinstance(made[0], torch.Tensor):
+        increment_version(made)
+
+
+def _made(
+    operator: Operator,
+    session: Session,
+    schedule: object,
+    arguments: tuple[Any, ...],
+    output: PeerOutput | None,
+    key: Hashable | None,
+) -> Any:
     if operator.repeats and key is None:
         key = key_of(operator.name, schedule, arguments)
     for _ in range(3):
@@ -260,6 +294,7 @@ def _bind_and_run(
 ) -> Any:
     fabric, name = session.fabric, operator.name
     try:
+        check_modes(f"weft.{name}")
         modes.check_tangents(arguments)
         if operator.repeats:  # others take few kinds of tensors, and refuse these
             *given, out = arguments
@@ -267,8 +302,8 @@ def _bind_and_run(
         decision = operator.asked(schedule)
         bound = operator.bind(session, *arguments)
     except Exception as error:
-        fabric.refuse(name, error)
-        raise
+        refused = _refused(fabric, name, error)
+        raise refused from refused.__cause__
     still: Callable[[Hashable], Decision | None] | None = None
     sizes: Hashable = None
     if decision is None:
@@ -279,14 +314,21 @@ def _bind_and_run(
         call = _known(operator, fabric, decision, bound)._replace(still=still, sizes=sizes)
         operands = _operands(bound, arguments)
     except Exception as error:
-        fabric.refuse(name, error)
-        raise
+        refused = _refused(fabric, name, error)
+        raise refused from refused.__cause__
     results, request = _carry_out(session, call, operands, output)
     if key is not None and call.again is not None and call.holds():
         session.remember(key, call)
     if bound.after is not None:
         bound.after(key, request)
     return operands.result(results)
+
+
+def _refused(fabric: Fabric, name: str, error: Exception) -> Error:
+    """The error to raise for an exception before a call has begun. All ranks hear of it first."""
+    refused = refusal(error)
+    fabric.refuse(name, refused)
+    return refused
 
 
 def _operands(bound: Bound, arguments: tuple[Any, ...]) -> Operands:

@@ -14,7 +14,7 @@ from typing import NamedTuple, cast
 import torch
 
 from weft import fabric as fabrics
-from weft.errors import Unsupported
+from weft.errors import Error, Unsupported
 from weft.fabric import Fabric
 from weft.fabric.interface import (
     NOTHING_EXPOSED,
@@ -39,6 +39,13 @@ from weft.timeline import Timeline
 CHOSEN = "chosen"
 """The item of rank 0's header with the schedule that it has chosen for all ranks, and the
 reason."""
+
+PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+"""The types of tensors that are no subclass with a meaning of its own."""
+
+in_transform: Callable[[], bool] = torch._C._are_functorch_transforms_active
+dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+_FAKING = [torch._C._TorchDispatchModeKey.FAKE, torch._C._TorchDispatchModeKey.FUNCTIONAL]
 
 Tensors = dict[str, torch.Tensor]
 NO_SPANS = Timeline(())
@@ -218,14 +225,57 @@ def meet(fabric: Fabric, what: str, own: Items) -> list[Items]:
         return [proposal.own for proposal in call.proposals()]
 
 
+def refusal(error: Exception) -> Error:
+    """What a caller gets, and its peers hear, if checks of arguments raised an exception."""
+    if isinstance(error, Error):
+        return error
+    refused = Unsupported(str(error).partition("\n")[0] or type(error).__name__)
+    refused.__cause__ = error
+    return refused
+
+
+def no_transforms(what: str) -> Unsupported:
+    """The error of a call inside a transform of torch.func."""
+    return Unsupported(
+        f"{what} was called inside vmap, grad, jvp or another transform of torch.func; call it "
+        "outside of them (operators have gradients by torch.autograd)"
+    )
+
+
+def check_modes(what: str) -> None:
+    """Raises if tensors have no values now: in transforms of torch.func, and in modes that make
+    fake tensors."""
+    if in_transform():
+        raise no_transforms(what)
+    if dispatch_modes() and any(map(torch._C._get_dispatch_mode, _FAKING)):
+        raise Unsupported(f"{what} was called in a mode of fake tensors; call it outside of it")
+
+
+def check_memory(name: str, tensor: torch.Tensor) -> None:
+    """Raises unless the values of a tensor are in memory. Fake tensors and wrappers of others have
+    none there, although they may say that they are on the CPU."""
+    try:
+        storage = tensor.untyped_storage()
+        fake = type(tensor) not in PLAIN and storage.device != tensor.device
+        if not fake and (storage.data_ptr() or not tensor.numel()):
+            return
+    except RuntimeError:  # it has no storage
+        pass
+    raise Unsupported(
+        f"{name} has no values in memory: it is fake, it wraps other tensors, or its storage was "
+        "freed; pass a plain tensor"
+    )
+
+
 def check_tensor(name: str, tensor: object, dimensions: Sequence[int]) -> torch.Tensor:
-    """Raises unless `tensor` is on a device with a fabric and has an allowed number of dimensions;
+    """Raises unless `tensor` is in memory that has a fabric, with an allowed number of dimensions;
     returns it."""
     if not isinstance(tensor, torch.Tensor):
         raise Unsupported(f"{name} must be a tensor, not {type(tensor).__name__}")
     fabrics.check_device(name, tensor)
     if tensor.layout is not torch.strided or tensor.is_nested:
         raise Unsupported(f"{name} is sparse or nested; pass a dense tensor")
+    check_memory(name, tensor)
     if tensor.is_neg():
         raise Unsupported(f"{name} is a negated view; pass {name}.resolve_neg()")
     if tensor.dim() not in dimensions:
