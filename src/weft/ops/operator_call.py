@@ -128,7 +128,7 @@ def written(out: object) -> None:
     """Tells autograd that a result, or a list of them, has new values, as torch does for `out`: a
     backward pass that needs the old ones raises. Native code that writes them does not. The last
     argument of some operators is not `out`, and not a tensor."""
-    made = out if type(out) is list else [out]
+    made: list[Any] = out if type(out) is list else [out]
     if made and isinstance(made[0], torch.Tensor):
         increment_version(made)
 
