@@ -52,6 +52,8 @@ def check_target(path: str | os.PathLike[str]) -> None:
     target = Path(path)
     if os.path.isdir(target):
         raise Unsupported(f"cannot write {target}: it is a folder")
+    if os.path.lexists(target) and not os.path.isfile(target):
+        raise Unsupported(f"cannot write {target}: it is a device, a pipe or a broken link")
     folder = target.parent
     if not os.path.isdir(folder):
         raise Unsupported(f"cannot write {target}: there is no folder {folder}")
@@ -65,7 +67,7 @@ def write_atomically(path: str | os.PathLike[str], parts: Iterable[str]) -> Path
     The temporary file is in the same folder, because only a rename within one file system is
     atomic. `tempfile` is not used, because other users could not read its files.
     """
-    target = Path(path)
+    target = Path(os.path.realpath(path))  # a link stays one
     beside = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
     try:
         try:
@@ -77,5 +79,5 @@ def write_atomically(path: str | os.PathLike[str], parts: Iterable[str]) -> Path
                 beside.unlink()
             raise
     except OSError as error:
-        raise Unsupported(f"cannot write {target}: {error.strerror or error}") from error
-    return target
+        raise Unsupported(f"cannot write {path}: {error.strerror or error}") from error
+    return Path(path)

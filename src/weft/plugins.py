@@ -31,7 +31,7 @@ def _import(name: str) -> None:
             _import_file(Path(name))
         else:
             importlib.import_module(name)
-    except Exception as failure:
+    except (Exception, SystemExit) as failure:
         raise Unsupported(
             f"the weft plugin {name} cannot be imported ({type(failure).__name__}: {failure}); "
             "mend it, or remove it from WEFT_PLUGINS"

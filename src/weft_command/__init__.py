@@ -23,6 +23,8 @@ def main() -> None:
         from weft import cli
 
         cli.find_commands()
+    except KeyboardInterrupt:
+        _stop()
     except Exception as error:
         if not _is_of_weft(error):
             raise

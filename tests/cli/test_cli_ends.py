@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -100,6 +101,57 @@ def test_a_plugin_that_cannot_be_imported() -> None:
     assert "not_there_at_all" in json.loads(out)["error"]
     assert err.count("\n") == 1
     assert err.startswith("weft: the weft plugin not_there_at_all cannot be imported")
+
+
+@pytest.mark.parametrize("line", ["raise SystemExit(0)", "raise SystemExit('a\\nb')"])
+def test_a_plugin_that_ends_python(line: str, tmp_path: Path) -> None:
+    (tmp_path / "ends.py").write_text(line)
+    process = start(
+        "machine", "list", "--json",
+        stdout=subprocess.PIPE,
+        env=os.environ | {"WEFT_PLUGINS": str(tmp_path / "ends.py")},
+    )  # fmt: skip
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 2
+    assert "cannot be imported (SystemExit" in json.loads(out)["error"]
+    assert err.count("\n") == 1
+
+
+def few_files() -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (20, 20))
+
+
+def test_too_few_files_for_ranks() -> None:
+    shape = ("--m", "64", "--n", "64", "--k", "64", "--repeat", "1", "--world", "8")
+    process = start(
+        "run", "all_gather_matmul", *shape, "--json", preexec_fn=few_files, stdout=subprocess.PIPE
+    )
+    out, err = process.communicate(timeout=240)
+    assert process.returncode == 2, err
+    assert "Too many open files" in json.loads(out)["error"]
+    assert err.count("\n") == 1
+
+
+def test_targets_that_are_no_files(refused: Callable, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.html")
+    (tmp_path / "link.html").symlink_to("nothing/there.html")
+    for name in ("pipe.html", "link.html", "/dev/null"):
+        assert "a device, a pipe or a broken link" in refused("explore", *SHAPE, "--html", name)
+
+
+def test_a_link_to_a_file_stays_one(weft: Callable, tmp_path: Path) -> None:
+    (tmp_path / "page.html").write_text("old")
+    (tmp_path / "link.html").symlink_to("page.html")
+    assert weft("explore", *SHAPE, "--html", "link.html").returncode == 0
+    assert (tmp_path / "link.html").is_symlink()
+    assert "<html" in (tmp_path / "page.html").read_text()
+
+
+def test_paces_beyond_all_links(refused: Callable, tmp_path: Path) -> None:
+    (tmp_path / "s.py").write_text("")
+    assert "2GB/s or 500MB/s" in refused("loom", "check", "s.py", "--pace", "1e400")
+    shape = ("--m", "64", "--n", "64", "--k", "64")
+    assert "at least 1 kB/s" in refused("tune", "all_gather_matmul", *shape, "--link", "1e-30GB/s")
 
 
 def test_an_output_that_is_full() -> None:

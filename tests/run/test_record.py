@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 
 import pytest
@@ -11,6 +12,7 @@ from ranks import check_call, integers, product, shard_of
 
 import weft
 from weft.plan.all_gather_matmul import AllGatherMatmul
+from weft.run import record
 
 
 def every_task_has_one_span() -> None:
@@ -61,6 +63,44 @@ def gathered_timelines() -> None:
 
 def test_recordings_are_gathered_and_nest(ranks):
     ranks(2).run(gathered_timelines)
+
+
+def recordings_that_overlap() -> None:
+    one, other = weft.record(), weft.record()
+    first, second = one.__enter__(), other.__enter__()
+    check_call(8, 3, 4)
+    one.__exit__(None, None, None)
+    weft.all_reduce(torch.ones(3))
+    other.__exit__(None, None, None)
+    weft.all_reduce(torch.ones(3))
+    assert (len(first.calls), len(second.calls)) == (0, 2)
+    assert record.active is None
+    assert record.last is second
+
+
+def test_recordings_end_in_any_order(ranks):
+    """As those of several threads do."""
+    ranks(2).run(recordings_that_overlap)
+
+
+def test_threads_add_to_one_recording():
+    recording = weft.Recording()
+    called = record.Called("a", "a", "", False, 0, "dma", "", "", None, 0, weft.Link())
+
+    def add(thread: int) -> None:
+        for number in range(500):
+            filled = weft.Timeline((), f"{thread} {number}")
+            recording.add(called, weft.Timeline(()), lambda filled=filled: filled)
+            recording.settle()
+
+    threads = [threading.Thread(target=add, args=(thread,)) for thread in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    titles = [timeline.title for timeline in recording.timelines]
+    assert sorted(titles) == sorted(f"{t} {n}" for t in range(4) for n in range(500))
+    assert len(recording.calls) == 2000
 
 
 def failed_calls_are_not_recorded() -> None:

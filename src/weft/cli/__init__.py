@@ -42,15 +42,22 @@ class _Commands(TyperGroup):
             _drop_output()
             sys.exit(0)
         except OSError as error:
-            if error.errno not in _FULL:
-                raise
-            _drop_output()
-            fail(f"the output cannot be written: {error.strerror}")
+            if error.errno in _FULL:
+                _drop_output()
+                fail(f"the output cannot be written: {error.strerror}")
+            if error.errno in _REFUSED:
+                where = f" ({error.filename})" if error.filename else ""
+                fail(f"the system refuses what this needs: {error.strerror}{where}", json=json)
+            raise
 
 
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 """Of all that typer finds wrong with arguments; the class is its own or click's, by its version."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+_REFUSED = (
+    *(errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM),  # too many files or processes
+    *(errno.EACCES, errno.EPERM, errno.EROFS),
+)
 
 
 def _drop_output() -> None:

@@ -28,6 +28,8 @@ WIDTH = 100
 """Of tables, if the output is not a terminal and COLUMNS is not set."""
 PROSE = 80
 """Of sentences, everywhere."""
+_DIGITS = 9
+"""Of COLUMNS, at most."""
 DEFAULT_COLUMNS = 1024
 """N on each rank, where neither --n nor --n-per-rank is given."""
 
@@ -55,7 +57,9 @@ class _Console(Console):
 def _width() -> int | None:
     """COLUMNS where it is set, else that of the terminal (None: rich finds it), else WIDTH."""
     asked = os.environ.get("COLUMNS", "")
-    if asked.isdecimal() and int(asked) > 0:
+    if len(asked) > _DIGITS:
+        del os.environ["COLUMNS"]  # Python refuses to read it, and rich would try
+    elif asked.isdecimal() and int(asked) > 0:
         return int(asked)
     return None if sys.stdout is not None and sys.stdout.isatty() else WIDTH
 

@@ -10,6 +10,7 @@ import typer
 
 from weft.cli.console import Json, console, print_json, progress
 from weft.errors import Unsupported, nearest
+from weft.files import write_atomically
 from weft.report.terminal_table import table
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
@@ -153,6 +154,6 @@ def _names(text: str, known: list[str], what: str) -> list[str]:
 def _write(path: Path, text: str) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
     except OSError as failure:
         raise Unsupported(f"cannot write {path}: {failure.strerror}") from None
+    write_atomically(path, [text])

@@ -103,23 +103,23 @@ def keep(
     name, rank = BY_NUMBER[kind].name, channel.rank
     title = f"{name} of {_size(num_bytes)} over {ranks_label(channel.world)}"
     layer, backward = recording.layers.now()
-    recording.calls.append(
-        record.Called(
-            name,
-            title,
-            layer,
-            backward,
-            rank,
-            f"{engine}, in background" if background else engine,
-            "",
-            BACKGROUND if background else COLLECTIVE,
-            None,
-            0,
-            channel.fabric.link,
-            not background,
-        )
+    called = record.Called(
+        name,
+        title,
+        layer,
+        backward,
+        rank,
+        f"{engine}, in background" if background else engine,
+        "",
+        BACKGROUND if background else COLLECTIVE,
+        None,
+        0,
+        channel.fabric.link,
+        not background,
     )
-    recording.reserve(title, lambda: _timeline(job, rank, title) if job.done else None)
+    recording.add(
+        called, Timeline((), title), lambda: _timeline(job, rank, title) if job.done else None
+    )
     recording.settle()
 
 

@@ -9,6 +9,7 @@ import _thread
 import atexit
 import itertools
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -277,6 +278,8 @@ def _close(fabrics: Sequence[Fabric]) -> None:
 def _close_all() -> None:
     global _ending
     _ending = True
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C now ends the process without a word
     while _closers:  # this function may run twice
         _closers.pop().acquire(timeout=_CLOSING)
     _close(list(_open.values()))

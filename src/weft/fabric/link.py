@@ -12,6 +12,8 @@ from weft.errors import Unsupported, nearest
 Topology = Literal["mesh", "ring", "switch"]
 TOPOLOGIES: tuple[Topology, ...] = get_args(Topology)
 
+SLOWEST = 1e3
+"""The least bandwidth, in bytes per second."""
 LONGEST = 1e6
 """The longest latency, in seconds: eleven days. In nanoseconds, the moment after it has 64 bits."""
 
@@ -35,8 +37,11 @@ class Link:
     topology: Topology = "mesh"
 
     def __post_init__(self) -> None:
-        if self.bandwidth is not None and not (0 < self.bandwidth < math.inf):
-            raise Unsupported(f"a link's bandwidth must be above zero, not {self.bandwidth}")
+        if self.bandwidth is not None and not (SLOWEST <= self.bandwidth < math.inf):
+            raise Unsupported(
+                f"a link's bandwidth must be at least {SLOWEST / 1e3:g} kB/s, not "
+                f"{self.bandwidth / 1e3:g} kB/s"
+            )
         if not 0 <= self.latency <= LONGEST:
             raise Unsupported(
                 f"a link's latency must be from 0 to {LONGEST:g} seconds, not {self.latency}"

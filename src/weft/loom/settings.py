@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from dataclasses import asdict, dataclass, fields
@@ -71,7 +72,9 @@ def parse_pace(text: str) -> float:
     match = re.fullmatch(r"([0-9.]+(?:e[0-9]+)?)\s*([KMGT]?B)?(?:/s)?", text.strip())
     try:
         assert match is not None
-        return float(match[1]) * _UNITS[match[2] or ""]
+        pace = float(match[1]) * _UNITS[match[2] or ""]
+        assert math.isfinite(pace)
+        return pace
     except (AssertionError, ValueError):
         raise Unsupported(f"a link's speed is said as 2GB/s or 500MB/s, not {text!r}") from None
 

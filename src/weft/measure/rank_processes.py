@@ -179,15 +179,15 @@ def _start(group: Group, number: int) -> _Rank:
     ours, theirs = Pipe()
     output = subprocess.PIPE if group.labelled else None
     environment = os.environ | ({"PYTHONUNBUFFERED": "1"} if group.labelled else {})
-    process = subprocess.Popen(
-        [sys.executable, "-c", _BOOT, str(theirs.fileno())],
-        pass_fds=[theirs.fileno()],
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=output,
-        env=environment,
-    )
-    theirs.close()
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-c", _BOOT, str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=environment,
+        )
     return _Rank(number, process, ours)
 
 

@@ -46,6 +46,17 @@ def stop_file() -> Iterator[str]:
             signal.signal(signal.SIGINT, before)
 
 
+@contextmanager
+def without_interrupts() -> Iterator[None]:
+    """Processes that are started inside do not get the Ctrl-C of a terminal, not even while they
+    import what they need. This one gets it at the end."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def stop_asked(path: str | None) -> bool:
     """Whether to stop: the same answer on every rank. Collective if there is a path."""
     if path is None:

@@ -148,22 +148,20 @@ def _note(
 ) -> None:
     plan = runner.plan
     layer, backward = recording.layers.now()
-    recording.timelines.append(timeline)
-    recording.calls.append(
-        record.Called(
-            plan.operation.name,
-            plan.operation.label,
-            layer,
-            backward,
-            fabric.rank,
-            str(plan.schedule),
-            runner.asked,
-            why,
-            seconds,
-            plan.bytes_by_engine(fabric.rank).get("direct", 0),
-            fabric.link,
-        )
+    called = record.Called(
+        plan.operation.name,
+        plan.operation.label,
+        layer,
+        backward,
+        fabric.rank,
+        str(plan.schedule),
+        runner.asked,
+        why,
+        seconds,
+        plan.bytes_by_engine(fabric.rank).get("direct", 0),
+        fabric.link,
     )
+    recording.add(called, timeline)
 
 
 def _run(runner: Runner, call: Call, tensors: Tensors, recorded: bool) -> Timeline:

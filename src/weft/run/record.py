@@ -3,6 +3,7 @@ with its layer, schedule and reason, for `weft.summary`."""
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -49,19 +50,28 @@ class Recording:
     layers: Layers = field(default_factory=Layers, repr=False)
     _open: dict[int, Callable[[], Timeline | None]] = field(default_factory=dict, repr=False)
 
-    def reserve(self, title: str, made: Callable[[], Timeline | None]) -> None:
-        """Reserves the place of a background call, which is empty until `made` returns its
-        timeline. So the calls of all ranks are in the same order, whichever ends first."""
-        self._open[len(self.timelines)] = made
-        self.timelines.append(Timeline((), title))
+    def add(
+        self,
+        called: Called,
+        timeline: Timeline,
+        made: Callable[[], Timeline | None] | None = None,
+    ) -> None:
+        """Adds a call. made: of one that may still run, returns its timeline when it has ended, and
+        None before. So the calls of all ranks are in the same order, whichever ends first."""
+        with _changing:
+            if made is not None:
+                self._open[len(self.timelines)] = made
+            self.timelines.append(timeline)
+            self.calls.append(called)
 
     def settle(self) -> None:
-        """Fills the reserved places of calls that have ended."""
-        for place, made in list(self._open.items()):
-            timeline = made()
-            if timeline is not None:
-                self.timelines[place] = timeline
-                del self._open[place]
+        """Puts the timelines of calls that have ended in their places."""
+        with _changing:
+            for place, made in list(self._open.items()):
+                timeline = made()
+                if timeline is not None:
+                    self.timelines[place] = timeline
+                    del self._open[place]
 
     def gather(self, group: dist.ProcessGroup | None = None) -> list[Timeline]:
         """The timelines of all ranks, merged call by call. Every rank of the group must call
@@ -72,8 +82,12 @@ class Recording:
         return [Timeline.merge(calls) for calls in zip(*parts, strict=True)]
 
 
+_changing = threading.RLock()
+_recordings: list[Recording] = []
+"""Those that are active, the newest last. They begin and end in any order, in any threads."""
+
 active: Recording | None = None
-"""The active recording, if any."""
+"""The newest of the active recordings, if any, in which calls are noted."""
 
 last: Recording | None = None
 """The recording that ended last."""
@@ -81,21 +95,26 @@ last: Recording | None = None
 
 @contextmanager
 def record() -> Iterator[Recording]:
-    """Records every weft call of this process inside the `with` block. `weft.summary()` then shows
-    what each layer of a model did."""
+    """Records every weft call of this process inside the `with` block, until another recording
+    begins. `weft.summary()` then shows what each layer of a model did."""
     global active, last
-    before, active = active, Recording()
-    if before is None:
-        active.layers.start()
-    else:
-        active.layers = before.layers
+    recording = Recording()
+    with _changing:
+        if _recordings:
+            recording.layers = _recordings[-1].layers
+        else:
+            recording.layers.start()
+        _recordings.append(recording)
+        active = recording
     try:
         with warnings.catch_warnings():
             # The hooks of layers do nothing in a graph, so what torch warns of cannot happen.
             warnings.filterwarnings("ignore", message=".*when there are global hooks on modules")
-            yield active
+            yield recording
     finally:
-        active.settle()
-        if before is None:
-            active.layers.stop()
-        active, last = before, active
+        recording.settle()
+        with _changing:
+            _recordings[:] = [one for one in _recordings if one is not recording]
+            if not _recordings:
+                recording.layers.stop()
+            active, last = (_recordings[-1] if _recordings else None), recording

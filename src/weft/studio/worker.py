@@ -9,7 +9,6 @@ import importlib
 import itertools
 import multiprocessing
 import os
-import signal
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.errors import Error, Unsupported
+from weft.measure.stopping import without_interrupts
 
 LIMIT = 60.0
 """The most seconds of a processor that an answer may take."""
@@ -82,7 +82,8 @@ class WorkerQueue:
         self._pipe, theirs = self._context.Pipe()
         arguments = (theirs, self._cancelled, os.getpid())
         self._process = self._context.Process(target=_serve, args=arguments, daemon=True)
-        self._process.start()
+        with without_interrupts():  # the server handles Ctrl-C and ends its processes
+            self._process.start()
         self._ready = False
         theirs.close()
 
@@ -123,7 +124,6 @@ def _processor_seconds(process: int | None) -> float:
 
 
 def _serve(pipe: Connection, cancelled: Any, parent: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server handles it and ends its processes
     importlib.import_module("weft.studio.answers")  # takes seconds, which are not an answer's
     gc.freeze()  # what is imported stays: it need not be scanned between answers
     pipe.send(True)

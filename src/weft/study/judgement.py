@@ -10,7 +10,6 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
-import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import exp, log
@@ -19,6 +18,7 @@ from typing import Any
 
 from weft.errors import Unsupported, keeping
 from weft.machine import Machine
+from weft.measure.stopping import without_interrupts
 from weft.plan.all_gather_matmul import AllGatherMatmul
 from weft.schedule import Schedule
 from weft.select.heuristic import PAPER, candidates, estimates, least, paper
@@ -242,9 +242,9 @@ def _each(work: list[tuple[Machine, Drawn]], processes: int | None) -> Iterator[
     if wanted == 1:
         yield from map(_verdict, work)
         return
-    # Ctrl-C reaches every process of a terminal; this one handles it and ends the others.
-    ignored = (signal.SIGINT, signal.SIG_IGN)
-    with multiprocessing.get_context("spawn").Pool(wanted, signal.signal, ignored) as pool:
+    with without_interrupts():  # this process handles Ctrl-C and ends the others
+        made = multiprocessing.get_context("spawn").Pool(wanted)
+    with made as pool:
         yield from pool.imap(_verdict, work, chunksize=4)
 
 

@@ -24,6 +24,7 @@ from torch._C._distributed_c10d import TCPStore
 from weft.errors import Error
 from weft.measure.soak.burst import Groups, Said, burst
 from weft.measure.soak.places import PLACES, FabricPlace
+from weft.measure.stopping import without_interrupts
 
 DEADLINE = 30.0
 """The deadline of waits, in seconds: a hang becomes a Timeout, which is a fault here."""
@@ -43,7 +44,8 @@ class Life:
             ours, theirs = context.Pipe()
             arguments = (theirs, rank, world, self._stores[0].port, place.name)
             process = context.Process(target=_serve, args=arguments, daemon=True)
-            process.start()
+            with without_interrupts():  # also the server from which ranks are forked
+                process.start()
             theirs.close()
             self.pipes[rank], self.processes[rank] = ours, process
 
@@ -115,7 +117,6 @@ def _serve(
     place = PLACES[name]
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     gc.freeze()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it and ends its ranks
     os.environ.update(place.environment(rank, world), WEFT_DEADLINE=str(DEADLINE))
     torch.set_num_threads(1)
     place.load()
