@@ -3,6 +3,7 @@ output goes, and whenever it is interrupted."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -48,6 +49,21 @@ def test_names_are_shown_as_they_are(weft: Callable, tmp_path: Path) -> None:
     done = weft("explore", "--machine", "mine.toml", *SHAPE)
     assert done.returncode == 0, done.stderr
     assert "[/bold] :smile: mine" in done.stdout
+
+
+def test_names_are_shown_as_they_are_beside_a_progress_bar(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text('base = "h100"\nname = "[/bold] mine"\n')
+    ours, theirs = os.openpty()
+    command = [str(WEFT), "explore", "--machine", "mine.toml", *SHAPE]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    shown = b""
+    with contextlib.suppress(OSError):  # the end of a terminal
+        while part := os.read(ours, 65536):
+            shown += part
+    os.close(ours)
+    assert process.wait(timeout=120) == 0, shown
+    assert b"[/bold] mine" in shown
 
 
 def test_what_typer_finds_wrong_is_json_too(weft: Callable) -> None:

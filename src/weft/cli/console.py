@@ -102,13 +102,14 @@ def print_json(value: Any) -> None:
 @contextmanager
 def progress(title: str, quiet: bool = False) -> Iterator[Report]:
     """A progress bar on stderr; silent if stderr is not a terminal."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
     hidden = quiet or not sys.stderr.isatty()
     with Progress(*columns, console=_errors, transient=True, disable=hidden) as bar:
-        task = bar.add_task(title, total=1.0)
+        task = bar.add_task(printable(title), total=1.0)
 
         def report(share: float, text: str) -> None:
-            bar.update(task, completed=share, description=f"{title}: {text}" if text else title)
+            shown = printable(f"{title}: {text}" if text else title)
+            bar.update(task, completed=share, description=shown)
 
         yield report
 
