@@ -17,7 +17,7 @@ from weft.run.ranges import NOTHING, profiled, range_of
 Result = TypeVar("Result")
 
 
-@_disable_dynamo
+@_disable_dynamo  # torch.compiler.disable would import the compiler, and that takes a second
 def outside_graphs(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
     """Makes a call that torch.compile has met: one graph ends before it, and another begins after
     it."""
