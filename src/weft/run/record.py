@@ -95,8 +95,8 @@ last: Recording | None = None
 
 @contextmanager
 def record() -> Iterator[Recording]:
-    """Records every weft call of this process inside the `with` block, until another recording
-    begins. `weft.summary()` then shows what each layer of a model did."""
+    """Records every weft call of this process inside the `with` block; where several are active,
+    the newest does. `weft.summary()` then shows what each layer of a model did."""
     global active, last
     recording = Recording()
     with _changing:
