@@ -51,6 +51,38 @@ def test_a_rank_that_dies_while_others_wait_in_the_first_call(fresh_ranks, fabri
         assert heard - killed < WITHIN
 
 
+def opened_too_late() -> float:
+    """Rank 0, whose memory the others open, has made its part of the opening and dies then."""
+    group, check = dist.group.WORLD, opening._check
+
+    def late(cards, members) -> None:
+        check(cards, members)
+        opening._check = check
+        while rendezvous.posted(group, 0, "opened") is None:
+            time.sleep(0.001)
+        tell("posted")
+        while os.path.exists(f"/proc/{cards[0].pid}/fd/{cards[0].fd}"):
+            time.sleep(0.001)
+
+    if dist.get_rank() != 0:
+        opening._check = late
+    with pytest.raises(PeerLost, match="rank 0 died") as lost:
+        check_call(8, 3, 4)
+    assert lost.value.rank == 0
+    return time.monotonic()
+
+
+def test_a_rank_that_dies_before_others_open_its_memory(fresh_ranks):
+    pool = fresh_ranks(3)
+    dies = pool.start(opened_too_late, only=[0])
+    job = pool.start(opened_too_late, only=[1, 2])
+    job.hear("posted")
+    killed = pool.kill(0)
+    for heard in job.values():
+        assert heard - killed < WITHIN
+    assert dies.outcomes()[0].died
+
+
 def test_a_rank_of_a_weft_group_that_dies_before_the_first_call(fresh_ranks):
     job = fresh_ranks(2).start(died_before_the_call)
     killed, died = job.outcomes()

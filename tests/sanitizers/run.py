@@ -63,6 +63,7 @@ def sanitizers(logs: Path) -> dict[str, Sanitizer]:
         "detect_stack_use_after_return=0",
         "quarantine_size_mb=16",  # of every rank; by default 256, and there are many ranks
         "malloc_context_size=8",
+        "allocator_may_return_null=1",  # a test asks for more than there is
         log,
     )
     ubsan = options("print_stacktrace=1", log)
@@ -71,6 +72,7 @@ def sanitizers(logs: Path) -> dict[str, Sanitizer]:
         "second_deadlock_stack=1",
         "die_after_fork=0",  # ranks fork from a server, before any thread of weft is there
         "ignore_noninstrumented_modules=1",  # torch, gloo and Python were built without it
+        "allocator_may_return_null=1",
         "report_signal_unsafe=0",  # Python's own handler allocates; weft installs none
         f"suppressions={HERE / 'thread.txt'}",
         log,

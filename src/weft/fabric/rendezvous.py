@@ -180,16 +180,26 @@ def watched(make: Callable[[], T], look: Callable[[], None]) -> T | RuntimeError
 
 def look_after(group: dist.ProcessGroup, missing: Sequence[int]) -> None:
     """Raises if one of the ranks that are missing cannot come any more."""
+    check_alive(group, missing)  # first, because others give up because of it
     rank, store, number = dist.get_rank(group), store_of(group), _openings.get(group)
-    where = f"rank {rank} was in the first call on this group"
-    died = lost(group, missing, machine())  # first, because others give up because of it
-    if died is not None:
-        raise PeerLost(f"rank {died} died; {where}", died)
     for member in missing:
         note = "" if number is None else _note(number, member)
         if note and store.check([note]):
             said, cause = json.loads(store.get(note))
-            raise PeerLost(f"rank {member} {said}; {where}", member if cause == rank else cause)
+            raise PeerLost(
+                f"rank {member} {said}; {_where(rank)}", member if cause == rank else cause
+            )
+
+
+def check_alive(group: dist.ProcessGroup, ranks: Sequence[int]) -> None:
+    """Raises if one of the ranks has died."""
+    died = lost(group, ranks, machine())
+    if died is not None:
+        raise PeerLost(f"rank {died} died; {_where(dist.get_rank(group))}", died)
+
+
+def _where(rank: int) -> str:
+    return f"rank {rank} was in the first call on this group"
 
 
 def _card(what: str, rank: int, number: int) -> str:

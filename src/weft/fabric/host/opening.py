@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
@@ -12,10 +13,12 @@ from weft.errors import Unsupported, nearest
 from weft.fabric import _native
 from weft.fabric.host.numa import keep_near
 from weft.fabric.link import Link
-from weft.fabric.rendezvous import check_versions, exchange, machine
+from weft.fabric.rendezvous import check_alive, check_versions, exchange, machine
 
 SPIN_NS = 100_000
 """How long a waiting compute thread spins before it sleeps, if every rank has a core."""
+_ENDING = 1.0
+"""Seconds in which a process that has let go of its memory ends."""
 
 
 @dataclass(frozen=True)
@@ -74,9 +77,22 @@ def open_heap(group: dist.ProcessGroup, members: Sequence[int], deadline: float)
     except (RuntimeError, OSError) as failure:
         error = f"cannot share memory with rank {members[0]}: {failure}"
     # A second exchange: either every rank has opened the memory, or all raise the error of one.
-    _check(swap(replace(own, error=error), "opened"), members)
+    cards = swap(replace(own, error=error), "opened")
+    if any(card.error for card in cards):
+        _check_alive(group, members)
+    _check(cards, members)
     assert native is not None
     return native
+
+
+def _check_alive(group: dist.ProcessGroup, members: Sequence[int]) -> None:
+    """Raises if a rank has died, which is then why its memory could not be opened. That is gone a
+    little before the process is."""
+    others = [member for member in members if member != dist.get_rank(group)]
+    until = time.monotonic() + _ENDING
+    while time.monotonic() < until:
+        check_alive(group, others)
+        time.sleep(0.01)
 
 
 def _check(cards: Sequence[_Card], members: Sequence[int]) -> None:
