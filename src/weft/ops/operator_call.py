@@ -37,7 +37,7 @@ from weft.run.call import (
     refusal,
     repeat,
 )
-from weft.run.ranges import profiled, range_of
+from weft.run.ranges import NOTHING, profiled, range_of
 from weft.run.results import empty, maker
 from weft.run.session import Runner, Session
 from weft.schedule import Schedule
@@ -118,52 +118,39 @@ def run(
 ) -> Any:
     """One call of an operator. output: the memory with which this rank has already entered the
     call, if it has. key: see `known.key_of`, if the caller has it already."""
-    made = _made(operator, session, schedule, arguments, output, key)
-    if arguments[-1] is not None:
-        written(arguments[-1])
-    return made
+    if operator.repeats and key is None:
+        key = key_of(operator.name, schedule, arguments)
+    out = arguments[-1]  # or, for some operators, another argument that is no tensor
+    for _ in range(3):
+        try:
+            known = session.known.get(key)
+            again = (
+                type(known) is Known
+                and output is None
+                and known.holds()
+                # Layouts do not tell where `out` lies.
+                and (out is None or not any_aliased(out, arguments[:-1]))
+            )
+            with range_of(operator.name) if profiled() else NOTHING:
+                if again:
+                    made = _run_known(session, cast(Known, known), schedule, arguments)
+                else:
+                    made = _bind_and_run(operator, session, schedule, arguments, output, key)
+        except Renew:
+            session.known.pop(key, None)
+            continue
+        if out is not None:
+            written(out)
+        return made
+    raise AssertionError("sizes that all ranks know cannot be unknown again")
 
 
 def written(out: object) -> None:
     """Tells autograd that a result, or a list of them, has new values, as torch does for `out`: a
-    backward pass that needs the old ones raises. Native code that writes them does not. The last
-    argument of some operators is not `out`, and not a tensor."""
+    backward pass that needs the old ones raises. Native code that writes them does not."""
     made: list[Any] = out if type(out) is list else [out]
     if made and isinstance(made[0], torch.Tensor):
         increment_version(made)
-
-
-def _made(
-    operator: Operator,
-    session: Session,
-    schedule: object,
-    arguments: tuple[Any, ...],
-    output: PeerOutput | None,
-    key: Hashable | None,
-) -> Any:
-    if operator.repeats and key is None:
-        key = key_of(operator.name, schedule, arguments)
-    for _ in range(3):
-        try:
-            known = session.known.get(key)
-            if (
-                type(known) is Known
-                and output is None
-                and known.holds()
-                # The last argument is `out`. Layouts do not tell where it lies.
-                and (arguments[-1] is None or not any_aliased(arguments[-1], arguments[:-1]))
-            ):
-                if profiled():
-                    with range_of(operator.name):
-                        return _run_known(session, known, schedule, arguments)
-                return _run_known(session, known, schedule, arguments)
-            if profiled():
-                with range_of(operator.name):
-                    return _bind_and_run(operator, session, schedule, arguments, output, key)
-            return _bind_and_run(operator, session, schedule, arguments, output, key)
-        except Renew:
-            session.known.pop(key, None)
-    raise AssertionError("sizes that all ranks know cannot be unknown again")
 
 
 def _run_known(session: Session, known: Known, schedule: object, arguments: tuple[Any, ...]) -> Any:
